@@ -1,0 +1,5 @@
+"""``python -m swapd``."""
+
+from swapd.cli.main import main
+
+main()

@@ -1,0 +1,150 @@
+"""What the operator declared and what a model takes: frozen plain data, no behaviour that needs the world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+ModelId: TypeAlias = str
+DeviceId: TypeAlias = str
+
+RAM: Final[DeviceId] = "ram"
+"""Host memory is a device like any other to the memory rule: same formula, its own headroom."""
+
+Linger: TypeAlias = float | Literal["auto"]
+"""Seconds a model is held after its last answer, or ``"auto"``: learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Peak bytes a model takes, by device id (``RAM`` included).
+
+    ``alone_on``: devices the load must have to itself, because its size there is
+    not known (or the engine takes whatever is free).
+    """
+
+    need_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
+    alone_on: frozenset[DeviceId] = frozenset()
+
+    def on(self, device: DeviceId) -> int:
+        """Bytes on one device; 0 where the model does not go."""
+        return self.need_bytes.get(device, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model as the scheduler sees it; durations in seconds, ``concurrency`` 0 = no limit."""
+
+    id: ModelId
+    priority: int = 0
+    concurrency: int = 0
+    idle_timeout_s: float = 0.0
+    linger: Linger = "auto"
+    on_conflict: Literal["swap", "refuse"] = "swap"
+    persistent: bool = False
+    preload: bool = False
+    expect_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Models with common rules; the words mean what they mean in llama-swap."""
+
+    id: str
+    members: tuple[ModelId, ...]
+    swap: bool = True
+    exclusive: bool = True
+    persistent: bool = False
+    preload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``[scheduling]``, ``[headroom]`` and ``drain``: seconds and bytes.
+
+    ``headroom_bytes`` holds the exceptions; ``vram_headroom_bytes`` and
+    ``ram_headroom_bytes`` hold for every other device.
+    """
+
+    max_wait_s: float = 60.0
+    min_residency_s: float = 0.0
+    queue_limit: int = 4096
+    queue_timeout_s: float = 1800.0
+    release_timeout_s: float = 10.0
+    backoff_s: tuple[float, float] = (5.0, 300.0)
+    ungrouped: Literal["headroom", "swap"] = "headroom"
+    drain_s: float = 20.0
+    sample_interval_s: float = 2.0
+    vram_headroom_bytes: int = 1 << 30
+    ram_headroom_bytes: int = 1 << 30
+    headroom_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
+
+    def headroom(self, device: DeviceId) -> int:
+        """Bytes that must stay free on a device."""
+        default = self.ram_headroom_bytes if device == RAM else self.vram_headroom_bytes
+        return self.headroom_bytes.get(device, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything declared: models and groups in file order, and the policy."""
+
+    models: Mapping[ModelId, ModelSpec]
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
+
+
+@dataclass(frozen=True, slots=True)
+class BinarySpec:
+    """One llama-server build. ``path`` empty: the embedded engine."""
+
+    name: str
+    path: str = ""
+    library_path: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """How one model's process is started and stopped; seconds, absolute paths.
+
+    Exactly one of ``gguf`` (a llama-server model) and ``cmd`` (anything else) is
+    set. ``gpus``: ``None`` = all, else device ids, PCI bus ids or indices as
+    configured, in that order; empty hides every GPU. ``scrub_env`` names
+    variables the child must not inherit (those the configuration reads).
+    """
+
+    id: ModelId
+    gguf: str = ""
+    binary: BinarySpec | None = None
+    args: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    stop_cmd: tuple[str, ...] = ()
+    health: str = "/health"
+    ctx_tokens: int = 0
+    gpus: tuple[str | int, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    scrub_env: frozenset[str] = frozenset()
+    api_key: str = ""
+    upstream_model: str = ""
+    load_timeout_s: float = 600.0
+    stop_grace_s: float = 30.0
+    kill_timeout_s: float = 10.0
+    vram: int | Mapping[str, int] | Literal["auto"] = "auto"
+    ram: int | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSpec:
+    """What the proxy needs to know of a model; seconds, 0 = none."""
+
+    id: ModelId
+    first_byte_timeout_s: float = 0.0
+    on_hangup: Literal["abort", "drain"] = "abort"
+    upstream_model: str = ""
+    api_key: str = ""
+    description: str = ""
+    unlisted: bool = False
+    ctx_tokens: int = 0

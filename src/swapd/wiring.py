@@ -1,0 +1,1 @@
+"""Composition root: builds everything and passes it down."""
