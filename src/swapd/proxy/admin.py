@@ -1,0 +1,149 @@
+"""swapd's own API below ``/api``, with FastAPI: its OpenAPI document is part of the product."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from swapd import __version__
+from swapd.core.spec import ModelId
+from swapd.errors import BadRequest, SwapdError
+from swapd.proxy.asgi import RID
+from swapd.proxy.forward import Routes, route_of
+from swapd.proxy.settings import ProxySettings
+from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
+from swapd.supervisor.pool import Supervisor
+
+_ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
+_QUIET_S: Final = 10.0
+"""A silent event stream gets a comment this often."""
+
+
+def build_api(supervisor: Supervisor, routes: Routes, settings: ProxySettings) -> FastAPI:
+    """The FastAPI app; its paths begin with ``/api``."""
+    api = FastAPI(title="swapd", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None)
+    api.router.redirect_slashes = False
+    api.add_exception_handler(SwapdError, _swapd_error)
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(HTTPException, _http_error)
+    _add_views(api, supervisor, routes, settings)
+    _add_orders(api, supervisor, routes)
+    return api
+
+
+def _add_views(api: FastAPI, supervisor: Supervisor, routes: Routes, settings: ProxySettings) -> None:
+    started = time.monotonic()
+
+    def status() -> dict[str, Any]:
+        head = {"version": __version__, "uptime_s": round(time.monotonic() - started, 3)}
+        config = {"config": {"path": settings.config_path, "error": settings.config_error}}
+        return head | config | supervisor.status()
+
+    @api.get("/api/status")
+    async def get_status() -> JSONResponse:
+        """Devices, RAM and models, as they are now."""
+        return JSONResponse(status())
+
+    @api.get("/api/events")
+    async def get_events() -> StreamingResponse:
+        """Server-sent events: the status first, then each change of a model's state or load progress."""
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        events = _events(status(), supervisor.changes())
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    @api.get("/api/models/{model:path}/logs")
+    async def get_logs(model: str, *, follow: bool = False) -> Response:
+        """The model's output: its last bytes, and with ``follow=1`` what comes."""
+        route_of(routes, model)
+        if follow:
+            return StreamingResponse(_lines(supervisor.follow(model)), media_type="text/plain; charset=utf-8")
+        return PlainTextResponse(_ANSI.sub("", supervisor.log(model).decode("utf-8", "replace")))
+
+    @api.get("/api/explain/{model:path}")
+    async def get_explain(model: str) -> JSONResponse:
+        """What a request for the model would do now, and why."""
+        return JSONResponse(dict(supervisor.explain(route_of(routes, model).id)))
+
+
+def _add_orders(api: FastAPI, supervisor: Supervisor, routes: Routes) -> None:
+    def state(model: ModelId, status_code: int) -> JSONResponse:
+        return JSONResponse({"id": model, "state": supervisor.state_of(model)}, status_code)
+
+    @api.post("/api/models/{model:path}/load")
+    async def load(request: Request, model: str, *, wait: bool = True) -> JSONResponse:
+        """Load a model: 200 when it is ready, or the error; with ``wait=0`` 202 at once."""
+        ticket = supervisor.load(route_of(routes, model).id, rid=request.scope[RID])
+        try:
+            if not wait and ticket.error is None:
+                return state(model, 202)
+            await ticket.wait()
+        finally:
+            ticket.close(served=False)
+        return state(model, 200)
+
+    @api.post("/api/models/{model:path}/unload")
+    async def unload(model: str, *, force: bool = False, wait: bool = True) -> JSONResponse:
+        """Unload a model: 200 when its process is gone; ``force=1``: no drain; ``wait=0``: 202 at once."""
+        await supervisor.unload(route_of(routes, model).id, force=force, wait=wait)
+        return state(model, 200 if wait else 202)
+
+    @api.post("/api/unload")
+    async def unload_all(*, force: bool = False, wait: bool = True) -> JSONResponse:
+        """Unload every model."""
+        loaded = [model for model in supervisor.models() if supervisor.state_of(model) not in ("stopped", "failed")]
+        async with asyncio.TaskGroup() as group:
+            for model in loaded:
+                group.create_task(supervisor.unload(model, force=force, wait=wait))
+        return JSONResponse({"unloaded": loaded}, 200 if wait else 202)
+
+
+async def _events(status: Mapping[str, Any], changes: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
+    yield f"event: status\ndata: {json.dumps(status)}\n\n".encode()
+    coming = asyncio.ensure_future(anext(changes))
+    try:
+        while True:
+            done, _ = await asyncio.wait({coming}, timeout=_QUIET_S)
+            if not done:
+                yield b": ping\n\n"
+                continue
+            yield f"event: change\ndata: {json.dumps(coming.result())}\n\n".encode()
+            coming = asyncio.ensure_future(anext(changes))
+    except StopAsyncIteration:
+        return
+    finally:
+        coming.cancel()
+
+
+async def _lines(output: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    async for chunk in output:
+        yield _ANSI.sub("", decoder.decode(chunk)).encode()
+
+
+async def _swapd_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SwapdError)
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return Response(error_body(error, Shape.OPENAI, request.scope[RID]), status_of(error), headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    what = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+    return await _swapd_error(request, BadRequest(what))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
+    body = {"error": {"message": error.detail, "type": "invalid_request_error", "param": None, "code": code}}
+    return JSONResponse(body, error.status_code, error.headers)

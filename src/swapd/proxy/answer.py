@@ -1,0 +1,128 @@
+"""The client's side of a relayed request: what has gone out decides what may still be said, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from enum import Enum
+from typing import Any, Final
+
+from swapd.errors import SwapdError
+from swapd.proxy.asgi import Headers, Message, Send
+from swapd.proxy.headers import OWN_STREAM_HEAD, response_headers
+from swapd.proxy.sse import KEEP_ALIVES, Dialect, error_event, refusal_event
+from swapd.proxy.statuses import error_body, error_headers, status_of
+from swapd.proxy.stepping import resumed
+
+MAX_REFUSAL_BYTES: Final = 65536
+
+
+class Stage(Enum):
+    """What has gone out to the client so far."""
+
+    HELD = "nothing"
+    OPENED = "swapd's own 200 and keep-alives"
+    REFUSED = "the same, and the engine has refused: its words are collected for an event"
+    RELAYED = "the engine's head"
+    STREAMED = "the engine's head of an event stream, or events of it"
+    DISCARDED = "the client has gone; the rest goes nowhere"
+    ENDED = "everything"
+
+
+class Answer:
+    """Sends in order without ever suspending; what a slow client does not take yet waits here."""
+
+    __slots__ = ("_queue", "_refusal", "_rid", "_send", "_stuck", "dialect", "model", "stage", "status")
+
+    def __init__(self, send: Send, dialect: Dialect, rid: str, model: str) -> None:
+        self.dialect = dialect
+        self.stage = Stage.HELD
+        self.status = 0
+        self._send = send
+        self._rid, self.model = rid, model
+        self._queue: list[Message] = []
+        self._stuck: tuple[Coroutine[Any, Any, None], Any] | None = None
+        self._refusal = b""
+
+    @property
+    def stuck(self) -> bool:
+        """The client is slower than we are: ``drain`` before reading on."""
+        return self._stuck is not None
+
+    def head(self, status: int, headers: Headers) -> None:
+        """The engine's head."""
+        self.status = status
+        kept, is_stream = response_headers(headers)
+        if self.stage is Stage.HELD:
+            self.stage = Stage.STREAMED if is_stream else Stage.RELAYED
+            self._push({"type": "http.response.start", "status": status, "headers": kept})
+        elif self.stage is Stage.OPENED:
+            self.stage = Stage.STREAMED if is_stream and status == 200 else Stage.REFUSED
+
+    def data(self, data: bytes, *, last: bool) -> bool:
+        """Bytes of the engine's body; False if the client does not keep up."""
+        if self.stage is Stage.DISCARDED:
+            return True
+        if self.stage is Stage.REFUSED:
+            self._refusal = (self._refusal + data)[:MAX_REFUSAL_BYTES]
+            if not last:
+                return True
+            data = refusal_event(self.status, self._refusal, self.dialect, self._rid, self.model)
+        if last:
+            self.stage = Stage.ENDED
+        if not data and not last:
+            return True
+        return self._push({"type": "http.response.body", "body": data, "more_body": not last})
+
+    def keep_alive(self, *, silent: bool) -> None:
+        """A sign of life in the protocol's own form, after swapd's own head if none is out; ``silent``: head only."""
+        if self.stage is Stage.HELD:
+            self.stage, self.status = Stage.OPENED, 200
+            self._push({"type": "http.response.start", "status": 200, "headers": OWN_STREAM_HEAD})
+        if not silent and not self.stuck and self.stage in (Stage.OPENED, Stage.STREAMED):
+            self._push({"type": "http.response.body", "body": KEEP_ALIVES[self.dialect], "more_body": True})
+
+    def discard(self) -> None:
+        """The client has gone."""
+        self.stage = Stage.DISCARDED
+        self._queue.clear()
+
+    async def fail(self, error: SwapdError) -> None:
+        """End with an error: its status if nothing went out, else the protocol's event.
+
+        An answer of which the engine's own bytes went out is left without an end, so
+        that the server closes the connection: nobody may take it for a whole one.
+        """
+        if self.stage is Stage.HELD:
+            self.status = status_of(error)
+            body = error_body(error, self.dialect.shape, self._rid)
+            headers = [*error_headers(error), (b"content-length", b"%d" % len(body))]
+            self._push({"type": "http.response.start", "status": self.status, "headers": headers})
+            self._push({"type": "http.response.body", "body": body, "more_body": False})
+        elif self.stage in (Stage.OPENED, Stage.REFUSED, Stage.STREAMED):
+            event = error_event(error, self.dialect, self._rid, self.model)
+            cut = self.stage is Stage.STREAMED
+            # the last chunk may have ended inside an event: an empty line ends that one first
+            body = b"\n\n" + event if cut else event
+            self._push({"type": "http.response.body", "body": body, "more_body": cut})
+        self.stage = Stage.ENDED
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Until the client has taken what waits."""
+        while self._stuck is not None:
+            await resumed(*self._stuck)
+            self._stuck = None
+            while self._queue and self._stuck is None:
+                self._push(self._queue.pop(0))
+
+    def _push(self, message: Message) -> bool:
+        if self._stuck is not None:
+            self._queue.append(message)
+            return False
+        coro = self._send(message)
+        try:
+            waits_for = coro.send(None)
+        except StopIteration:
+            return True
+        self._stuck = (coro, waits_for)
+        return False

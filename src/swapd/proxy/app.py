@@ -1,0 +1,57 @@
+"""The app factory: guard around router around the model routes; FastAPI below ``/api`` only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from swapd.core.spec import ModelId, RouteSpec
+from swapd.proxy.admin import build_api
+from swapd.proxy.asgi import App, Endpoint
+from swapd.proxy.exchange import Relay
+from swapd.proxy.forward import Forwarder
+from swapd.proxy.guard import Guard
+from swapd.proxy.listing import Listing
+from swapd.proxy.metrics import Metrics
+from swapd.proxy.routes import (
+    ANY_METHOD,
+    LOOKED_UP,
+    MODEL_ROUTED,
+    MODEL_ROUTED_PREFIXES,
+    Methods,
+    Probes,
+    Router,
+    is_get,
+    without_websockets,
+)
+from swapd.proxy.settings import ProxySettings
+from swapd.proxy.upstream import Pool
+from swapd.supervisor.pool import Supervisor
+
+
+def build_app(supervisor: Supervisor, routes: Mapping[ModelId, RouteSpec], settings: ProxySettings) -> App:
+    """The whole ASGI app; it registers the hook that closes a stopping process's connections."""
+    pool = Pool()
+    supervisor.add_retire_listener(pool.retire)
+    metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, routes)
+    forwarder = Forwarder(Relay(supervisor, pool, settings), routes, metrics.count)
+    api = cast(Endpoint, build_api(supervisor, routes, settings))
+
+    exact: dict[str, Methods] = {path: {"POST": forwarder.by_body} for path in MODEL_ROUTED}
+    for path in LOOKED_UP:
+        exact[path] = {**exact[path], **is_get(forwarder.by_query)}
+    exact |= {
+        "/": is_get(probes.root),
+        "/health": is_get(probes.health),
+        "/ready": is_get(probes.ready),
+        "/metrics": is_get(metrics.scrape),
+        "/models": is_get(listing.all),
+        "/v1/models": is_get(listing.all),
+    }
+    prefixes: dict[str, Methods] = {prefix: {"POST": forwarder.by_body} for prefix in MODEL_ROUTED_PREFIXES}
+    prefixes |= {
+        "/v1/models/": is_get(listing.one),
+        "/upstream/": dict.fromkeys(ANY_METHOD, without_websockets(forwarder.by_path)),
+        "/api/": dict.fromkeys(ANY_METHOD, api),
+    }
+    return Guard(Router(exact, prefixes), settings)

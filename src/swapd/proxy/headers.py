@@ -1,0 +1,85 @@
+"""Which headers pass: to the model's process without the client's secrets, back without what belongs to one hop."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from swapd.proxy.asgi import Headers
+from swapd.proxy.sse import EVENT_STREAM
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_UPSTREAM: Final = _HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"accept-encoding",  # an event stream must not be compressed
+    b"authorization",
+    b"x-api-key",
+    b"cookie",
+    b"origin",  # the browser rule was ours to apply; the process would answer with CORS headers of its own
+    b"sec-websocket-key",
+    b"sec-websocket-version",
+    b"sec-websocket-extensions",
+    b"sec-websocket-protocol",
+}
+_NOT_DOWNSTREAM: Final = _HOP_BY_HOP | {
+    b"date",
+    b"x-request-id",
+    b"access-control-allow-origin",
+    b"access-control-allow-credentials",
+    b"access-control-allow-methods",
+    b"access-control-allow-headers",
+    b"access-control-expose-headers",
+    b"access-control-max-age",
+    b"access-control-allow-private-network",
+}
+_STREAM_HEADERS: Final[Headers] = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_BODYLESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+
+OWN_STREAM_HEAD: Final[Headers] = [(b"content-type", EVENT_STREAM), *_STREAM_HEADERS]
+"""The head that swapd sends itself to a stream that waits."""
+
+
+def request_head(method: str, target: bytes, headers: Headers, body_bytes: int, api_key: str) -> bytes:
+    """The head of the request to the model's process; ``target`` is path and query as they came."""
+    lines = [b"%s %s HTTP/1.1\r\nhost: localhost\r\naccept-encoding: identity" % (method.encode(), target)]
+    named = _named_by_connection(headers)
+    for name, value in headers:
+        if name not in _NOT_UPSTREAM and name not in named:
+            lines.append(b"%s: %s" % (name, value))
+    if api_key:
+        lines.append(b"authorization: Bearer " + api_key.encode())
+    if body_bytes or method not in _BODYLESS:
+        lines.append(b"content-length: %d" % body_bytes)
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)
+
+
+def response_headers(headers: Headers) -> tuple[Headers, bool]:
+    """What of an answer's headers reaches the client, and whether it is an event stream."""
+    named = _named_by_connection(headers)
+    kept = [pair for pair in headers if pair[0] not in _NOT_DOWNSTREAM and pair[0] not in named]
+    for name, value in kept:
+        if name == b"content-type" and value[:17].lower() == EVENT_STREAM:
+            kept = [pair for pair in kept if pair[0] not in (b"cache-control", b"x-accel-buffering")]
+            return kept + _STREAM_HEADERS, True
+    return kept, False
+
+
+def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+    for name, value in headers:
+        if name == b"connection" and value not in (b"keep-alive", b"close"):
+            return frozenset(token.strip().lower() for token in value.split(b","))
+    return frozenset()

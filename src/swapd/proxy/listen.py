@@ -1,0 +1,139 @@
+"""The address to listen at, in all its forms, and its sockets."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from swapd.errors import ConfigError, SwapdError
+
+BACKLOG: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: a unix socket ``path``, or ``host`` (empty: all interfaces) and ``port`` (0: any free one)."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine's own programs can connect, by TCP."""
+        if self.path or not self.host:
+            return False
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.path or f"{host}:{self.port}"
+
+
+def parse_listen(text: str) -> Address:
+    """``"8080"``, ``":8080"``, ``"host:port"``, ``"[::1]:8080"`` or ``"/run/swapd.sock"``.
+
+    Raises:
+        ConfigError: if it is none of these.
+    """
+    if text.startswith("/"):
+        return Address(path=text)
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host = "127.0.0.1"
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535 or (":" in host and not bracketed):
+        forms = "'8080', ':8080', 'host:port', '[::1]:8080' or '/run/swapd.sock'"
+        raise ConfigError(f"listen = {text!r} is no address: write {forms}", key="server.listen")
+    return Address(host=host[1:-1] if bracketed else host, port=int(port))
+
+
+def bind(address: Address) -> list[socket.socket]:
+    """Sockets that listen there.
+
+    Raises:
+        SwapdError: if the address is taken or cannot be used.
+    """
+    try:
+        return [_bind_unix(address.path)] if address.path else _bind_tcp(address)
+    except OSError as error:
+        why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise SwapdError(f"cannot listen at {address}: {why}") from error
+
+
+def _bind_tcp(address: Address) -> list[socket.socket]:
+    if not address.host:
+        return [_bind_all(address.port)]
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    port = address.port
+    try:
+        for family, _, _, _, where in dict.fromkeys(found):
+            sockets.append(_listening(family, (where[0], port, *where[2:])))
+            port = sockets[0].getsockname()[1]  # port 0: the same free one for every family
+    except OSError:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+def _bind_all(port: int) -> socket.socket:
+    """IPv6 and IPv4 at once; IPv4 alone where the machine has no IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+    return socket.create_server(("", port), backlog=BACKLOG)
+
+
+def _listening(family: int, where: tuple[str | int, ...]) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(where)
+        one.listen(BACKLOG)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _bind_unix(path: str) -> socket.socket:
+    if _is_stale(path):
+        os.unlink(path)
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        one.bind(path)
+        os.chmod(path, 0o660)
+        one.listen(BACKLOG)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _is_stale(path: str) -> bool:
+    """A socket file whose server has gone."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return False
+    except OSError:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(path) == errno.ECONNREFUSED

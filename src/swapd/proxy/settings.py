@@ -1,0 +1,25 @@
+"""What the proxy is told once, at start: plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """``[server]`` as far as the proxy needs it; durations in seconds.
+
+    ``bound_to_loopback``: the ``Host`` rule holds. ``config_error``: what is wrong
+    with a file that was refused at reload. ``heartbeat_s`` 0: no keep-alives.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    header_hold_s: float = 20.0
+    heartbeat_s: float = 10.0
+    max_body_bytes: int = 256 << 20
+    bound_to_loopback: bool = True
+    config_path: str = ""
+    config_error: str | None = None

@@ -1,0 +1,121 @@
+"""Event streams: keep-alives and errors in each protocol's own form, and what the tail of an answer tells."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, Final
+
+from swapd.errors import SwapdError
+from swapd.proxy.statuses import Shape, error_object, may_succeed_later, message_of, status_of
+
+
+class Dialect(Enum):
+    """Which protocol a stream speaks (``facts/CLIENTS.md``)."""
+
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of its JSON errors."""
+        return Shape.ANTHROPIC if self is Dialect.MESSAGES else Shape.OPENAI
+
+
+KEEP_ALIVES: Final = {
+    Dialect.CHAT: b": ping\n\n",
+    Dialect.RESPONSES: b'event: keepalive\ndata: {"type":"keepalive","sequence_number":0}\n\n',
+    Dialect.MESSAGES: b'event: ping\ndata: {"type":"ping"}\n\n',
+}
+EVENT_STREAM: Final = b"text/event-stream"
+TAIL_BYTES: Final = 8192
+_TPS = re.compile(rb'"prompt_per_second"\s*:\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
+
+
+def dialect_of(path: str) -> Dialect:
+    """The protocol of a path; all but two speak OpenAI's."""
+    if path.startswith("/v1/messages"):
+        return Dialect.MESSAGES
+    return Dialect.RESPONSES if path == "/v1/responses" else Dialect.CHAT
+
+
+def error_event(error: SwapdError, dialect: Dialect, rid: str, model: str) -> bytes:
+    """An error after the 200 as the event that makes agents ask again, or stop where asking again cannot help."""
+    again = may_succeed_later(error)
+    text = message_of(error)
+    if again:
+        text = f"429 Too Many Requests: {text}" if status_of(error) == 429 else f"503 Service Unavailable: {text}"
+    if dialect is Dialect.CHAT:
+        if not again:
+            return _event("", {"error": error_object(error, Shape.OPENAI)})
+        code = 429 if status_of(error) == 429 else 503
+        return _event("", {"error": {"message": text, "type": "server_error", "code": code}})
+    if dialect is Dialect.RESPONSES:
+        return _failed(rid, model, "server_error" if again else "invalid_prompt", text)
+    if not again:
+        return _event("error", {"type": "error", "error": error_object(error, Shape.ANTHROPIC)})
+    return _event("error", {"type": "error", "error": {"type": "overloaded_error", "message": text}})
+
+
+def refusal_event(status: int, body: bytes, dialect: Dialect, rid: str, model: str) -> bytes:
+    """The engine's own refusal, come when the 200 was out already: its words unchanged, as an event."""
+    told = _error_member(body)
+    message = told.get("message")
+    text = message if isinstance(message, str) else body.decode("utf-8", "replace")[:2000] or f"HTTP {status}"
+    if dialect is Dialect.CHAT:
+        return _event("", {"error": told or {"message": text, "type": "server_error", "code": status}})
+    if dialect is Dialect.RESPONSES:
+        return _failed(rid, model, "server_error" if status >= 500 else "invalid_prompt", text)
+    kind = "invalid_request_error" if status < 500 else "api_error"
+    return _event("error", {"type": "error", "error": {"type": kind, "message": text}})
+
+
+def prefill_tps(tail: Iterable[bytes]) -> float:
+    """Prompt tokens a second from the ``timings`` in an answer's last bytes; 0 if it has none."""
+    found = _TPS.findall(b"".join(tail)[-TAIL_BYTES:])
+    return float(found[-1]) if found else 0.0
+
+
+def usage(tail: Iterable[bytes]) -> dict[str, Any] | None:
+    """The last ``usage`` object in an answer's last bytes; None if there is none that can be read."""
+    text = b"".join(tail)[-TAIL_BYTES:].decode("utf-8", "replace")
+    start = text.rfind('"usage"')
+    brace = text.find("{", start)
+    if start < 0 or brace < 0 or text[start + 7 : brace].strip() != ":":
+        return None
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text, brace)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _error_member(body: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _failed(rid: str, model: str, code: str, text: str) -> bytes:
+    response = {
+        "id": f"resp_{rid}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "status": "failed",
+        "output": [],
+        "error": {"code": code, "message": text},
+    }
+    return _event("response.failed", {"type": "response.failed", "sequence_number": 0, "response": response})
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    line = f"event: {name}\n" if name else ""
+    return f"{line}data: {json.dumps(data)}\n\n".encode()

@@ -1,0 +1,263 @@
+"""Our connection to a model's process: HTTP/1.1 on ``asyncio.Protocol`` and ``httptools``, pooled per generation.
+
+Nothing here suspends but ``Pool.connect``: what comes in is handed to the
+``Receiver`` right from ``data_received``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol, TypeAlias
+
+import httptools
+
+from swapd.core.spec import ModelId
+from swapd.errors import SwapdError
+from swapd.proxy.asgi import Headers
+from swapd.supervisor.ports import Upstream
+
+IDLE_S: Final = 3.0
+"""How long an unused connection is kept: llama-server closes its end after 5 s."""
+CONNECT_S: Final = 5.0
+"""How long a full listen queue is tried again; every other wait for a process is unbounded."""
+
+Key: TypeAlias = tuple[ModelId, int]
+
+
+class Receiver(Protocol):
+    """Who hears of an answer; called from ``data_received``, so it never suspends."""
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_data(self, data: bytes, *, last: bool) -> None: ...
+
+    def on_broken(self, error: SwapdError | None) -> None:
+        """The connection ended before the answer did; ``error``: why it was closed, if swapd closed it."""
+
+
+class Gone(Exception):
+    """No connection: the process is dead, or its generation was retired. Nothing was sent."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time; owned by the ``Pool``."""
+
+    def __init__(self, pool: Pool, key: Key) -> None:
+        self.used = 0
+        self.idle_since = 0.0
+        self.key = key
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._receiver: Receiver | None = None
+        self._status = 0
+        self._headers: Headers = []
+        self._chunks: list[bytes] = []
+        self._head_only = self._headed = self._complete = self._keep = False
+
+    def ask(self, receiver: Receiver, head: bytes, body: bytes, *, head_only: bool = False) -> None:
+        """Write a request; its answer goes to ``receiver``. ``head_only``: the answer to HEAD has no body."""
+        self._receiver = receiver
+        self._head_only = head_only
+        self.used += 1
+        assert self._transport is not None
+        if len(body) > 65536:
+            self._transport.writelines([head, body])
+        else:
+            self._transport.write(head + body)
+
+    def pause(self) -> None:
+        """Stop reading: the client is slower than the process."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once; the receiver hears nothing more."""
+        self._receiver = None
+        self._pool.forget(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def retire(self, error: SwapdError | None) -> None:
+        """Close at once; a request that still runs ends with ``error``."""
+        receiver = self._receiver
+        self.abort()
+        if receiver is not None:
+            receiver.on_broken(error)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            self.abort()  # an answer that nobody asked for
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.retire(None)
+            return
+        if self._status:
+            status, self._status, self._headed = self._status, 0, True
+            receiver.on_head(status, self._headers)
+            if self._head_only:
+                self._chunks, self._complete, self._keep = [], True, False
+        chunks = self._chunks
+        if self._complete:
+            self._finish(receiver)
+        elif chunks:
+            self._chunks = []
+            receiver.on_data(chunks[0] if len(chunks) == 1 else b"".join(chunks), last=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        receiver, self._parser = self._receiver, None
+        if receiver is None:
+            return
+        self._receiver = None
+        if exc is None and self._headed and not self._framed():
+            receiver.on_data(b"", last=True)  # the body ended with the connection
+        else:
+            receiver.on_broken(None)
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:  # 1xx are answers on the way, none of the client's business
+            self._status = status
+            self._keep = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = self._status != 0 or self._headed
+
+    def _finish(self, receiver: Receiver) -> None:
+        data = b"".join(self._chunks)
+        self._receiver = None
+        self._headed = self._complete = False
+        self._chunks = []
+        if self._keep:
+            self._pool.release(self)
+        else:
+            self.abort()
+        receiver.on_data(data, last=True)
+
+    def _framed(self) -> bool:
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
+
+
+class Pool:
+    """All upstream connections. State: those idle and those in use, by model and generation."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Key, list[Connection]] = {}
+        self._live: dict[Key, set[Connection]] = {}
+        self._retired: dict[ModelId, int] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def idle(self, model: ModelId, generation: int) -> Connection | None:
+        """A connection that was used before, newest first; None if there is none that is fresh enough."""
+        waiting = self._idle.get((model, generation))
+        if not waiting:
+            return None
+        connection = waiting.pop()
+        if asyncio.get_running_loop().time() - connection.idle_since < IDLE_S:
+            return connection
+        connection.abort()  # the newest is too old, so all are
+        return None
+
+    async def connect(self, model: ModelId, generation: int, upstream: Upstream) -> Connection:
+        """A new connection.
+
+        Raises:
+            Gone: if the process does not listen, or was retired meanwhile.
+        """
+        key = (model, generation)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                connection = await self._open(key, upstream)
+        except (OSError, TimeoutError) as error:
+            raise Gone(str(error)) from error
+        if generation <= self._retired.get(model, -1):
+            connection.abort()
+            raise Gone("retired")
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Keep a connection for the next request."""
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.setdefault(connection.key, []).append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(IDLE_S, self._sweep)
+
+    def forget(self, connection: Connection) -> None:
+        """It is closed, or will be."""
+        live = self._live.get(connection.key)
+        if live is not None:
+            live.discard(connection)
+            if not live:
+                del self._live[connection.key]
+        idle = self._idle.get(connection.key)
+        if idle is not None and connection in idle:
+            idle.remove(connection)
+
+    def retire(self, model: ModelId, generation: int, error: SwapdError | None) -> None:
+        """Close every connection of a generation, and let no new one come; running requests end with ``error``."""
+        self._retired[model] = max(generation, self._retired.get(model, -1))
+        for connection in list(self._live.get((model, generation), ())):
+            connection.retire(error)
+        self._idle.pop((model, generation), None)
+
+    def close(self) -> None:
+        """Close all."""
+        for connections in list(self._live.values()):
+            for connection in list(connections):
+                connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    async def _open(self, key: Key, upstream: Upstream) -> Connection:
+        loop = asyncio.get_running_loop()
+        pause_s = 0.002
+        while True:
+            try:
+                if upstream.path:
+                    _, connection = await loop.create_unix_connection(lambda: Connection(self, key), upstream.path)
+                else:
+                    where = (upstream.host, upstream.port)
+                    _, connection = await loop.create_connection(lambda: Connection(self, key), *where)
+            except BlockingIOError:  # a unix socket's listen queue is full for the moment
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.1)
+            else:
+                self._live.setdefault(key, set()).add(connection)
+                return connection
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeper = None
+        for key, waiting in list(self._idle.items()):
+            for connection in [one for one in waiting if loop.time() - one.idle_since >= IDLE_S]:
+                connection.abort()
+            if not waiting:
+                self._idle.pop(key, None)
+        if self._idle:
+            self._sweeper = loop.call_later(IDLE_S / 3, self._sweep)
