@@ -44,7 +44,7 @@ class LeaseReturned:
 
 @dataclass(frozen=True, slots=True)
 class InstanceReady:
-    """The process answers requests; ``n_ctx`` 0 = not known."""
+    """The process answers requests."""
 
     at: float
     model: ModelId
@@ -104,11 +104,12 @@ class LoadProgressed:
 
 @dataclass(frozen=True, slots=True)
 class FootprintLearned:
-    """A model's footprint became known, or known better, while it was not loaded."""
+    """A model's footprint became known, or known better; ``load_s`` is what a load takes, measured or estimated."""
 
     at: float
     model: ModelId
     footprint: Footprint
+    load_s: float
 
 
 @dataclass(frozen=True, slots=True)

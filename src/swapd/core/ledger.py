@@ -7,9 +7,10 @@ stops or releases. Host RAM is the device ``RAM``. Bytes everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swapd.core.spec import RAM, DeviceId
+from swapd.core.spec import RAM, DeviceId, Footprint, ModelId, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,170 @@ class MachineSample:
     def devices(self) -> tuple[DeviceSample, ...]:
         """GPUs in their order, then RAM."""
         return (*self.gpus, self.ram)
+
+
+class MemoryLedger:
+    """What each device has, what others hold, and what our instances hold now.
+
+    ``observe`` is fed every sample; all else is arithmetic. An instance is known
+    here from ``began`` (its start) to ``ended`` (its memory seen free).
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.total: dict[DeviceId, int] = {}
+        self.free: dict[DeviceId, int] = {}
+        self.capacity: dict[DeviceId, int] = {}
+        self.foreign: dict[DeviceId, int] = {}
+        self.holdings: dict[ModelId, Holding] = {}
+        self.gpus_known = False
+        self.problem = "the devices were not read yet"
+        self.sampled_at = float("-inf")
+        self.foreign_at = float("-inf")
+
+    def observe(
+        self,
+        at: float,
+        sample: MachineSample,
+        held: Mapping[ModelId, Mapping[DeviceId, int]],
+        *,
+        settled: bool,
+        busy: Iterable[ModelId],
+    ) -> None:
+        """Take in a sample. ``settled``: nothing starts, stops or releases; ``busy`` worked since the last sample."""
+        self.read(at, sample)
+        if not settled:
+            return
+        for device in self.total:
+            if device in self.free:
+                self._attribute(device, held, list(busy))
+        for holding in self.holdings.values():
+            holding.settle()
+        self.foreign_at = at
+
+    def read(self, at: float, sample: MachineSample) -> None:
+        """Take in the raw figures alone."""
+        self.sampled_at = at
+        self.gpus_known, self.problem = sample.gpus_known, sample.problem
+        devices = sample.devices() if sample.gpus_known else (*self._old_gpus(), sample.ram)
+        self.total = {d.id: d.total_bytes for d in devices}
+        self.free = {d.id: d.free_bytes for d in devices if d.free_bytes is not None}
+        self.capacity = {d.id: d.total_bytes - self._policy.headroom(d.id) for d in devices if d.id in self.free}
+        self.foreign = {d: self.foreign.get(d, self.total[d] - self.free[d]) for d in self.free}
+
+    def _old_gpus(self) -> tuple[DeviceSample, ...]:
+        return tuple(DeviceSample(d, total, None) for d, total in self.total.items() if d != RAM)
+
+    def _attribute(self, device: DeviceId, held: Mapping[ModelId, Mapping[DeviceId, int]], busy: list[ModelId]) -> None:
+        used = self.total[device] - self.free[device]
+        told = {m: h[device] for m, h in held.items() if device in h and m in self.holdings}
+        for model, size in told.items():
+            self.holdings[model].see(device, size)
+        others = [h for m, h in self.holdings.items() if m not in told and h.reserved.on(device)]
+        unexplained = used - self.foreign[device] - sum(told.values()) - sum(h.current.get(device, 0) for h in others)
+        new = [h for h in others if not h.measured]
+        if new:
+            whole = sum(h.reserved.on(device) for h in new)
+            for holding in new:
+                holding.see(device, max(0, unexplained) * holding.reserved.on(device) // whole)
+        elif unexplained > 0 and len(busy) == 1 and (only := self.holdings.get(busy[0])) in others:
+            assert only is not None
+            only.see(device, min(only.current.get(device, 0) + unexplained, only.reserved.on(device)))
+        ours = sum(told.values()) + sum(h.current.get(device, 0) for h in others)
+        self.foreign[device] = max(0, used - ours)
+
+    def began(self, model: ModelId, reserved: Footprint) -> None:
+        """An instance starts: its footprint is reserved, nothing is measured yet."""
+        self.holdings[model] = Holding(reserved, dict(self.free))
+
+    def ended(self, model: ModelId) -> None:
+        """An instance's memory is free again, or counts as foreign from now on."""
+        self.holdings.pop(model, None)
+
+    def write_off(self, model: ModelId, coming: Collection[ModelId]) -> None:
+        """An instance is gone and its memory did not come back: what is missing is foreign.
+
+        ``coming``: instances that load, stop or release, and may hold up to their footprint.
+        """
+        self.holdings.pop(model, None)
+        for device, free in self.free.items():
+            explained = self.foreign[device]
+            for other, holding in self.holdings.items():
+                held = holding.reserved.on(device) if other in coming else holding.current.get(device, 0)
+                explained += held
+            self.foreign[device] += max(0, self.total[device] - free - explained)
+
+    def grew_on_load(self, model: ModelId) -> int | None:
+        """Bytes by which free GPU memory fell since the start; ``None`` where that cannot be told."""
+        holding = self.holdings[model]
+        gpus = [d for d in holding.reserved.need_bytes if d != RAM]
+        if not gpus or any(d not in self.free or d not in holding.free_before for d in gpus):
+            return None
+        return sum(holding.free_before[d] - self.free[d] for d in gpus)
+
+    def back(self, running: Iterable[ModelId], loading: Iterable[ModelId], need: Mapping[DeviceId, int]) -> bool:
+        """Whether the last raw reading has room for ``need``.
+
+        free - headroom - (reserved - current) of those running - reserved of those loading;
+        processes that are gone count with whatever they still seem to hold.
+        """
+        for device, size in need.items():
+            if device not in self.free:
+                return False
+            room = self.free[device] - self._policy.headroom(device)
+            for model in running:
+                holding = self.holdings[model]
+                room -= max(0, holding.reserved.on(device) - holding.current.get(device, 0))
+            room -= sum(self.holdings[model].reserved.on(device) for model in loading)
+            if room < size:
+                return False
+        return True
+
+    def short_of_headroom(self) -> list[DeviceId]:
+        """Devices whose last reading is below their headroom."""
+        return [d for d, free in self.free.items() if free < self._policy.headroom(d)]
+
+
+class Holding:
+    """What one instance has reserved, holds now, and was seen to hold at idle and at most."""
+
+    __slots__ = ("current", "free_before", "idle", "measured", "peak", "reserved", "seen", "stored", "worked")
+
+    def __init__(self, reserved: Footprint, free_before: dict[DeviceId, int]) -> None:
+        self.reserved = reserved
+        self.free_before = free_before
+        self.current: dict[DeviceId, int] = {}
+        self.idle: dict[DeviceId, int] = {}
+        self.peak: dict[DeviceId, int] = {}
+        self.seen: dict[DeviceId, int] = {}
+        self.measured = False
+        self.worked = False
+        self.stored: tuple[dict[DeviceId, int], bool] | None = None
+
+    def see(self, device: DeviceId, size: int) -> None:
+        """A new figure for what the instance holds on a device."""
+        self.seen[device] = size
+
+    def settle(self) -> None:
+        """Make the figures of one sample current; the first non-zero ones are the idle use."""
+        self.current.update(self.seen)
+        self.seen.clear()
+        if not self.measured and any(self.current.get(d) for d in self.reserved.need_bytes):
+            self.idle = dict(self.current)
+        self.measured = True
+        for device, size in self.current.items():
+            self.peak[device] = max(size, self.peak.get(device, 0))
+
+    def learned(self) -> Footprint | None:
+        """The footprint measured so far: idle plus the larger of growth seen and growth predicted; ``None`` = nothing.
+
+        Devices on which nothing was seen keep their reservation.
+        """
+        if self.reserved.fixed or not self.idle:
+            return None
+        need = dict(self.reserved.need_bytes)
+        for device, idle in self.idle.items():
+            if idle:
+                predicted = 0 if self.worked else self.reserved.growth_bytes.get(device, 0)
+                need[device] = idle + max(self.peak[device] - idle, predicted)
+        return Footprint(need, self.reserved.growth_bytes)

@@ -20,12 +20,16 @@ Linger: TypeAlias = float | Literal["auto"]
 class Footprint:
     """Peak bytes a model takes, by device id (``RAM`` included).
 
-    ``alone_on``: devices the load must have to itself, because its size there is
-    not known (or the engine takes whatever is free).
+    ``growth_bytes``: the part of ``need_bytes`` that comes only with the first
+    long request. ``alone_on``: devices the load must have to itself, because its
+    size there is not known (or the engine takes whatever is free). ``fixed``: the
+    operator said so, and no measurement replaces it.
     """
 
     need_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
+    growth_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
     alone_on: frozenset[DeviceId] = frozenset()
+    fixed: bool = False
 
     def on(self, device: DeviceId) -> int:
         """Bytes on one device; 0 where the model does not go."""

@@ -1,0 +1,79 @@
+"""Who waits, in which order: overdue first and oldest first, then by priority, then by age."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from swapd.core.records import Record, Waiter
+
+
+class Line:
+    """All waiters by arrival, and each model's oldest (its head) in the contract's order.
+
+    Only heads are ever looked at, and the two orders are kept, not sorted anew: an
+    event costs O(log models), not O(waiters).
+    """
+
+    def __init__(self) -> None:
+        self.waiters: dict[str, Waiter] = {}
+        self._by_age: list[tuple[int, Waiter]] = []
+        self._by_rank: list[tuple[int, int, Waiter]] = []
+
+    def __len__(self) -> int:
+        return len(self.waiters)
+
+    def add(self, waiter: Waiter) -> None:
+        """Put a waiter at the end of its model's queue."""
+        queue = waiter.record.queue
+        self.waiters[waiter.rid] = waiter
+        queue[waiter.rid] = waiter
+        if len(queue) == 1:
+            self._insert(waiter)
+
+    def remove(self, rid: str) -> Waiter | None:
+        """Take a waiter out, wherever it stands; ``None`` if it does not wait."""
+        waiter = self.waiters.pop(rid, None)
+        if waiter is None:
+            return None
+        queue = waiter.record.queue
+        was_head = next(iter(queue.values())) is waiter
+        del queue[rid]
+        if was_head:
+            self._delete(waiter)
+            if queue:
+                self._insert(next(iter(queue.values())))
+        return waiter
+
+    def oldest(self) -> Waiter | None:
+        """The one that came first of all."""
+        return next(iter(self.waiters.values()), None)
+
+    def overdue(self, arrived_before: float) -> Iterator[Waiter]:
+        """Heads that came at this time or earlier, oldest first."""
+        for _, waiter in self._by_age:
+            if waiter.arrived_at > arrived_before:
+                return
+            yield waiter
+
+    def by_rank(self) -> Iterator[Waiter]:
+        """All heads by priority, then age."""
+        return (entry[2] for entry in self._by_rank)
+
+    def by_age(self) -> Iterator[Waiter]:
+        """All heads, oldest first."""
+        return (entry[1] for entry in self._by_age)
+
+    def _insert(self, waiter: Waiter) -> None:
+        insort(self._by_age, (waiter.seq, waiter), key=lambda e: e[0])
+        insort(self._by_rank, (-waiter.record.spec.priority, waiter.seq, waiter), key=lambda e: e[:2])
+
+    def _delete(self, waiter: Waiter) -> None:
+        del self._by_age[bisect_left(self._by_age, waiter.seq, key=lambda e: e[0])]
+        rank = (-waiter.record.spec.priority, waiter.seq)
+        del self._by_rank[bisect_left(self._by_rank, rank, key=lambda e: e[:2])]
+
+
+def head(record: Record) -> Waiter | None:
+    """A model's oldest waiter."""
+    return next(iter(record.queue.values()), None)

@@ -1,0 +1,134 @@
+"""What every reading of the devices leads to: releases, starts, learned footprints, and the headroom rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from swapd.core import events as ev
+from swapd.core.commands import StoreFootprint
+from swapd.core.lifecycle import InstanceState as S
+from swapd.core.moves import Moves
+from swapd.core.records import Plan, Record
+
+RELEASE_POLL_S: Final = 0.05
+RECHECK_S: Final = 1.0
+"""After a first reading below headroom the next follows this soon; two in a row evict."""
+IDLE_SAMPLE_FACTOR: Final = 15
+"""With nothing loaded the devices are sampled this much more seldom."""
+SETTLED_STATES: Final = frozenset({S.READY, S.DRAINING, S.LOST})
+
+
+class MemoryKeeper:
+    """The part of the scheduler that listens to the devices."""
+
+    def __init__(self, moves: Moves) -> None:
+        self._do = moves
+        self._policy = moves.policy
+        self._low_readings = 0
+        self._next_sample_at = float("-inf")
+
+    def take_in(self, event: ev.DeviceSampled) -> None:
+        """Handle a reading; what it says of foreign memory counts only if nothing was under way since it was taken."""
+        do = self._do
+        do.sample_asked_at = None
+        self._release_what_is_free(event)
+        settled = event.at >= do.unsettled_at and all(r.state in SETTLED_STATES for r in do.live.values())
+        worked, do.worked = do.worked, {m for m, r in do.live.items() if r.leases}
+        do.ledger.observe(event.at, event.sample, event.held, settled=settled, busy=worked)
+        do.survey.changed()
+        factor = 1 if do.live else IDLE_SAMPLE_FACTOR
+        self._next_sample_at = do.now + self._policy.sample_interval_s * factor
+        if settled:
+            for record in do.live.values():
+                if record.state is S.READY:
+                    self._learn(record)
+        self._start_planned()
+        if settled:
+            self._keep_headroom()
+
+    def _release_what_is_free(self, event: ev.DeviceSampled) -> None:
+        """RELEASING ends when there is room for the next load; if there is none, as soon as nothing else is under way.
+
+        What is still missing then counts as foreign in this very reading.
+        """
+        live = self._do.live
+        self._do.ledger.read(event.at, event.sample)
+        quiet = all(r.state in SETTLED_STATES or r.state is S.RELEASING for r in live.values())
+        for record in [r for r in live.values() if r.state is S.RELEASING and event.at >= r.state_since]:
+            plan = record.claimed_by or record.plan
+            if quiet if plan is None else self._has_room_for(plan):
+                self._do.released(record)
+
+    def _has_room_for(self, plan: Plan) -> bool:
+        live = {m: r for m, r in self._do.live.items() if r not in plan.victims}
+        running = [m for m, r in live.items() if r.state in SETTLED_STATES]
+        loading = [m for m, r in live.items() if r.state is S.STARTING]
+        return self._do.ledger.back(running, loading, plan.target.footprint.need_bytes)
+
+    def _learn(self, record: Record) -> None:
+        """Reserve what was measured instead of what was predicted, and have it stored when it is news."""
+        holding = self._do.ledger.holdings[record.spec.id]
+        news = (dict(holding.peak), record.worked)
+        holding.worked = record.worked
+        if not holding.idle or holding.stored == news:
+            return
+        learned = holding.learned()
+        if learned is not None:
+            holding.reserved = learned
+        holding.stored = news
+        self._do.out.append(
+            StoreFootprint(
+                record.spec.id, record.generation, dict(holding.idle), dict(holding.peak), record.load_s, record.worked
+            )
+        )
+
+    def _keep_headroom(self) -> None:
+        """Two readings in a row below headroom: other programs grew, and one idle model goes."""
+        short = self._do.ledger.short_of_headroom()
+        if not short:
+            self._low_readings = 0
+            return
+        self._low_readings += 1
+        self._next_sample_at = self._do.now + RECHECK_S
+        if self._low_readings < 2:
+            return
+        idle = [r for r in self._do.live.values() if r.state is S.READY and not r.leases and not r.spec.persistent]
+        idle = [
+            r for r in idle if any(self._do.builder.need(r).on(d) for d in short) and not self._in_persistent_group(r)
+        ]
+        if idle:
+            victim = min(idle, key=lambda r: r.bring_back_s())
+            self._do.drain(victim, f"other programs took the headroom of {', '.join(short)}")
+            self._low_readings = 0
+
+    def _in_persistent_group(self, record: Record) -> bool:
+        group = self._do.rules.group_of(record.spec.id)
+        return group is not None and group.persistent
+
+    def sample_if_due(self) -> None:
+        """Read again at the interval, while memory is awaited, and when somebody waits on a stale foreign figure."""
+        now, states = self._do.now, {r.state for r in self._do.live.values()}
+        polls = S.RELEASING in states and self._do.ledger.sampled_at + RELEASE_POLL_S <= now
+        stale = bool(self._do.line) and self._do.ledger.foreign_at < self._do.unsettled_at and states <= SETTLED_STATES
+        if polls or stale or self._next_sample_at <= now:
+            self._do.ask_sample("memory is awaited" if polls or stale else "interval")
+
+    def _start_planned(self) -> None:
+        """Start every committed target whose victims have gone, if the fresh reading has room; else place it anew."""
+        for plan in list(self._do.plans.values()):
+            target = plan.target
+            if plan.victims or target.state is not S.STOPPED or self._do.ledger.sampled_at < plan.since:
+                continue
+            self._do.cancel(plan)
+            world = self._do.world()
+            need = target.footprint.need_bytes
+            if all(d in world.room and size <= world.room[d] for d, size in need.items()):
+                self._do.start(target, plan.reason)
+
+    def deadlines(self) -> Iterable[float]:
+        """When the next reading is due."""
+        if self._do.sample_asked_at is None:
+            yield max(self._next_sample_at, self._do.now)
+            if any(r.state is S.RELEASING for r in self._do.live.values()):
+                yield self._do.ledger.sampled_at + RELEASE_POLL_S

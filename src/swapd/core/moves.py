@@ -1,0 +1,235 @@
+"""Every single move the scheduler can make: each keeps records, line, plans and ledger consistent.
+
+No move decides anything; ``Scheduler`` does. All mutable state of the core lives here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swapd.core.commands import (
+    Command,
+    GrantLease,
+    PrepareInstance,
+    RefuseRequest,
+    SampleDevices,
+    StartInstance,
+    StopInstance,
+)
+from swapd.core.groups import GroupRules
+from swapd.core.ledger import MemoryLedger
+from swapd.core.lifecycle import InstanceState as S
+from swapd.core.lifecycle import Step
+from swapd.core.line import Line, head
+from swapd.core.placement import World
+from swapd.core.records import Plan, Record, Waiter, WaiterKind
+from swapd.core.spec import Catalog, ModelId
+from swapd.core.survey import Survey
+from swapd.core.world import WorldBuilder
+from swapd.errors import ShuttingDown, SwapdError, Unloaded
+
+
+class Moves:
+    """The state and the moves. ``out`` collects the orders of the event at hand."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.policy = catalog.policy
+        self.rules = GroupRules(catalog)
+        self.records: dict[ModelId, Record] = {m: Record(spec) for m, spec in catalog.models.items()}
+        self.ledger = MemoryLedger(catalog.policy)
+        self.line = Line()
+        self.leases: dict[str, Waiter] = {}
+        self.plans: dict[ModelId, Plan] = {}
+        self.live: dict[ModelId, Record] = {}
+        self.builder = WorldBuilder(self.rules, self.ledger, self.policy)
+        self.survey = Survey()
+        self.worked: set[ModelId] = set()
+        self.now = float("-inf")
+        self.unsettled_at = float("-inf")
+        self.sample_asked_at: float | None = None
+        self.stops_at: float | None = None
+        self.out: list[Command] = []
+        self._seq = 0
+
+    def enqueue(self, record: Record, rid: str, prompt_tokens: int, kind: WaiterKind) -> None:
+        """Put a waiter in line; it is granted at once if its model is ready and has room."""
+        self._seq += 1
+        self.line.add(Waiter(rid, record, self.now, self._seq, prompt_tokens, kind))
+        self.survey.new_head(record)
+        self.grant(record)
+
+    def leave(self, rid: str) -> Waiter | None:
+        """Take a waiter out of the line.
+
+        A commitment made for it ends, unless victims already stop and another waiter of the model inherits it.
+        """
+        waiter = self.line.remove(rid)
+        if waiter is None:
+            return None
+        record = waiter.record
+        self.survey.new_head(record)
+        plan = record.plan
+        if plan is not None and plan.head is waiter:
+            heir = head(record)
+            begun = any(v.state is not S.DRAINING for v in plan.victims) or not plan.victims
+            if heir is not None and begun:
+                plan.head = heir
+            else:
+                self.cancel(plan)
+        return waiter
+
+    def grant(self, record: Record) -> None:
+        """Let waiters through: all while ready; while it makes room for another, only those older than that one."""
+        limit = self._grants_before(record)
+        while record.queue:
+            waiter = next(iter(record.queue.values()))
+            if waiter.seq >= limit or not (record.has_room() or waiter.kind != "request"):
+                return
+            self.line.remove(waiter.rid)
+            waiter.generation = record.generation
+            if waiter.kind == "request":
+                record.leases.add(waiter.rid)
+                record.idle_since = None
+                self.leases[waiter.rid] = waiter
+                self.worked.add(record.spec.id)
+            self.out.append(GrantLease(waiter.rid, record.spec.id, record.generation))
+
+    def _grants_before(self, record: Record) -> float:
+        if record.state is S.READY:
+            return float("inf")
+        if record.state is S.DRAINING and record.claimed_by is not None and record.drain_until is None:
+            return record.claimed_by.head.seq
+        return 0
+
+    def refuse_all(self, record: Record, error: SwapdError) -> None:
+        """End every waiter of a model with an error."""
+        for rid in list(record.queue):
+            self.refuse(rid, error)
+
+    def refuse(self, rid: str, error: SwapdError) -> None:
+        """End one waiter with an error; nothing happens if it does not wait."""
+        if self.leave(rid) is not None:
+            self.out.append(RefuseRequest(rid, error))
+
+    def step(self, record: Record, step: Step, reason: str | None) -> None:
+        """Take one row of the transition table, and note when."""
+        record.step(step, self.now, reason)
+        if step not in (Step.DRAIN, Step.KEEP, Step.FREED):
+            self.unsettled_at = self.now
+        self.survey.changed()
+        if record.state is S.STOPPED:
+            self.live.pop(record.spec.id, None)
+            self.ledger.ended(record.spec.id)
+            record.claimed_by, record.drain_until = None, None
+        else:
+            self.live[record.spec.id] = record
+
+    def fail(self, record: Record, error: SwapdError) -> None:
+        """Refuse the waiters before the state changes, else the queue would start it again."""
+        record.failed(error, self.now, self.policy.backoff_s)
+        self.refuse_all(record, error)
+
+    def gone(self, record: Record, reason: str | None) -> None:
+        """The process is reaped; its memory is not yet seen free."""
+        record.leases.clear()
+        record.idle_since, record.drain_until = None, None
+        self.step(record, Step.EXIT, reason or record.reason)
+        if record.retry_at is not None and record.retry_at > self.now and record.queue:
+            assert record.last_error is not None
+            self.refuse_all(record, record.last_error)
+        self.ask_sample(f"{record.spec.id!r} is gone")
+
+    def ask_sample(self, reason: str) -> None:
+        """Order a reading, unless one is on its way that is young enough."""
+        if self.sample_asked_at is None or self.sample_asked_at < self.unsettled_at:
+            self.sample_asked_at = self.now
+            self.out.append(SampleDevices(reason))
+
+    def released(self, record: Record) -> None:
+        """Its memory is free, or counts as foreign from the next reading on."""
+        plan = record.claimed_by
+        self.step(record, Step.FREED, record.reason)
+        if plan is not None:
+            plan.victims.remove(record)
+
+    def write_off(self, record: Record) -> None:
+        """Its memory did not come back in time: the missing bytes are foreign, and the next load is placed anew."""
+        if record.claimed_by is not None:
+            record.claimed_by.since = self.now
+        coming = [m for m, r in self.live.items() if r.state in (S.STARTING, S.STOPPING, S.RELEASING)]
+        self.ledger.write_off(record.spec.id, coming)
+        self.released(record)
+
+    def drain(self, record: Record, reason: str) -> None:
+        """Take no new requests; the process ends when the running ones have."""
+        self.step(record, Step.DRAIN, reason)
+
+    def finish_drains(self) -> None:
+        """Stop every process whose drain is over."""
+        for record in list(self.live.values()):
+            if record.state is not S.DRAINING:
+                continue
+            self.grant(record)
+            over = record.drain_until is not None and record.drain_until <= self.now
+            if over or not record.leases:
+                self.stop(record, record.reason or "drained")
+
+    def stop(self, record: Record, reason: str) -> None:
+        """Order the end of a process.
+
+        Requests that still run on it are cut: only the end of ``drain`` or force lets it come to that.
+        """
+        cut: SwapdError | None = None
+        if record.leases:
+            kind = ShuttingDown if self.stops_at is not None else Unloaded
+            cut = kind(f"{record.spec.id!r} was stopped while it answered: {reason}", retry_after_s=1)
+        self.step(record, Step.STOP, reason)
+        record.leases.clear()
+        if record.claimed_by is not None:
+            self.out.append(PrepareInstance(record.claimed_by.target.spec.id))
+        self.out.append(StopInstance(record.spec.id, record.generation, reason, cut))
+
+    def world(self) -> World:
+        """The picture of this moment."""
+        return self.survey.world(
+            lambda: self.builder.build(
+                self.live.values(), self.plans.values(), self.now, fresh=self.ledger.foreign_at >= self.unsettled_at
+            )
+        )
+
+    def commit(self, record: Record, waiter: Waiter, victims: Iterable[ModelId], reason: str) -> None:
+        """Promise the room: the victims drain or stop, and nobody else gets their memory."""
+        plan = Plan(record, waiter, [self.records[v] for v in victims], self.now, reason)
+        record.plan = self.plans[record.spec.id] = plan
+        record.reason = reason
+        self.survey.changed()
+        why = f"makes room for {record.spec.id!r}"
+        for victim in plan.victims:
+            victim.claimed_by = plan
+            if victim.state is S.READY:
+                self.drain(victim, why)
+            elif victim.state is S.STARTING:
+                self.stop(victim, why)
+        self.finish_drains()
+        if not plan.victims:
+            self.out.append(PrepareInstance(record.spec.id))
+            self.ask_sample(f"before the start of {record.spec.id!r}")
+
+    def cancel(self, plan: Plan) -> None:
+        """Undo a commitment: victims that only drain return to ready, those that stop go on stopping."""
+        del self.plans[plan.target.spec.id]
+        plan.target.plan = None
+        self.survey.changed()
+        for victim in plan.victims:
+            victim.claimed_by = None
+            if victim.state is S.DRAINING and victim.drain_until is None:
+                self.step(victim, Step.KEEP, None)
+                self.grant(victim)
+
+    def start(self, record: Record, reason: str) -> None:
+        """Start a process and reserve its footprint."""
+        record.generation += 1
+        record.started_at = self.now
+        self.ledger.began(record.spec.id, record.footprint)
+        self.step(record, Step.START, reason)
+        self.out.append(StartInstance(record.spec.id, record.generation, reason))

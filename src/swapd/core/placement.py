@@ -1,0 +1,334 @@
+"""Where a model may go, and who makes room: one pure function over a picture of the world.
+
+"Who unloads whom" and "Who makes room" of the contract. ``place`` is asked by
+the scheduler after every event and by ``explain``; the tree stands nowhere else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias
+
+from swapd.core.groups import GroupRules
+from swapd.core.spec import RAM, DeviceId, Footprint, ModelId, ModelSpec
+from swapd.errors import DevicesUnknown, InsufficientMemory, MemoryHeldByOthers, Refused, SwapdError
+from swapd.units import MIB, mib
+
+SEARCH_LIMIT: Final = 2000
+"""Sets of victims looked at in order of cost; beyond, a greedy set is taken."""
+
+
+class Claim(Enum):
+    """What stands between a resident and its eviction for an ordinary newcomer."""
+
+    GOING = "going already"
+    FREE = "idle"
+    HELD = "held"
+    BUSY = "busy"
+    LOADING = "loading"
+    TAKEN = "making room for another"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model whose memory is not free: loaded, on its way, or promised memory by a commitment."""
+
+    spec: ModelSpec
+    need: Footprint
+    claim: Claim
+    why: str
+    cost_s: float
+
+
+@dataclass(slots=True)
+class World:
+    """All that placing needs to know. Bytes by device; ``room`` is ``available`` after all commitments."""
+
+    rules: GroupRules
+    capacity: Mapping[DeviceId, int]
+    foreign: Mapping[DeviceId, int]
+    room: Mapping[DeviceId, int]
+    residents: Sequence[Resident]
+    gpus_known: bool = True
+    problem: str = ""
+    foreign_is_fresh: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """It fits beside all that is there."""
+
+    reason: str = "it fits beside all that is loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """It fits once these have gone, and they may go now."""
+
+    victims: tuple[ModelId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """It will fit, but not now: ``victims`` is the eviction set so far.
+
+    ``by_table``: a model that the group table unloads holds it up, whatever its size.
+    """
+
+    victims: tuple[ModelId, ...]
+    reason: str
+    by_table: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It is refused now; a later request may do better."""
+
+    error: SwapdError
+
+
+@dataclass(frozen=True, slots=True)
+class NeverFits:
+    """No eviction makes room on this machine."""
+
+    error: InsufficientMemory
+
+
+Verdict: TypeAlias = Fits | Evict | Wait | Refuse | NeverFits
+
+
+@dataclass(slots=True)
+class _Case:
+    """One target's view of the world while it is being placed."""
+
+    target: ModelSpec
+    need: Footprint
+    world: World
+    overdue: bool
+    forced: dict[ModelId, str] = field(default_factory=dict)
+    blocked_by: list[str] = field(default_factory=list)
+    protected: list[Resident] = field(default_factory=list)
+
+    def may_go(self, resident: Resident) -> bool:
+        """Whether the resident could be evicted for this waiter at this moment."""
+        if resident.claim in (Claim.GOING, Claim.FREE):
+            return True
+        if resident.claim in (Claim.HELD, Claim.BUSY):
+            return self.overdue or self.target.priority > resident.spec.priority
+        return False
+
+
+def place(target: ModelSpec, need: Footprint, world: World, *, overdue: bool = False) -> Verdict:
+    """Decide what a request for a stopped model may do now.
+
+    ``overdue``: it has waited ``max_wait``, so busy and held models drain for it.
+    """
+    refusal = unfit(target, need, world)
+    if refusal is not None:
+        return refusal
+    case = _Case(target, need, world, overdue)
+    barred = _apply_table(case)
+    if barred is not None:
+        return barred
+    return _make_room(case)
+
+
+def unfit(target: ModelSpec, need: Footprint, world: World) -> Refuse | NeverFits | None:
+    """Refusals that no eviction changes: unknown devices, or larger than total minus headroom."""
+    unknown = [d for d in need.need_bytes if d not in world.capacity]
+    if unknown:
+        text = world.problem or f"{', '.join(unknown)} cannot be read"
+        return Refuse(
+            DevicesUnknown(f"{target.id!r} needs a GPU, and the GPUs cannot be read: {text}", retry_after_s=10)
+        )
+    over = [d for d, size in need.need_bytes.items() if size > world.capacity[d]]
+    if not over:
+        return None
+    available = {d: max(0, world.capacity[d]) for d in need.need_bytes}
+    return NeverFits(_insufficient(target, need, available, over, "total minus headroom"))
+
+
+def _insufficient(
+    target: ModelSpec, need: Footprint, available: Mapping[DeviceId, int], over: Iterable[DeviceId], what: str
+) -> InsufficientMemory:
+    parts = [f"{d} needs {mib(need.on(d))} MiB of {available[d] // MIB} MiB ({what})" for d in over]
+    return InsufficientMemory(
+        f"{target.id!r} does not fit: {'; '.join(parts)}", needed=dict(need.need_bytes), available=available
+    )
+
+
+def _apply_table(case: _Case) -> Verdict | None:
+    """Fill ``forced`` by the group table and the wish to be alone; a verdict if that already decides."""
+    rules, target = case.world.rules, case.target.id
+    for resident in case.world.residents:
+        name = resident.spec.id
+        if resident.claim is Claim.LOST:
+            continue
+        protection = rules.protects(target, name)
+        why = rules.unloads(target, name) or _alone(case.need, resident)
+        if protection:
+            if rules.bars(target, name):
+                return Refuse(_kept_out(case.target, protection))
+            case.protected.append(resident)
+        elif why:
+            if resident.spec.on_conflict == "refuse":
+                return Refuse(_on_conflict(case.target, resident))
+            case.forced[name] = why
+    return None
+
+
+def _alone(need: Footprint, resident: Resident) -> str:
+    devices = need.alone_on & resident.need.need_bytes.keys()
+    if devices:
+        return f"its size on {', '.join(sorted(devices))} is not known yet, so it loads alone there"
+    if resident.claim is Claim.LOADING and resident.need.alone_on & need.need_bytes.keys():
+        return "it is loading, and its size is not known yet"
+    return ""
+
+
+def _kept_out(target: ModelSpec, protection: str) -> InsufficientMemory:
+    return InsufficientMemory(f"{target.id!r} cannot be loaded: {protection} and shares its swap group")
+
+
+def _on_conflict(target: ModelSpec, resident: Resident) -> Refused:
+    return Refused(f'{target.id!r} would unload {resident.spec.id!r}, whose on_conflict is "refuse"')
+
+
+def _make_room(case: _Case) -> Verdict:
+    """The memory part: the forced victims, plus the cheapest that still have to go."""
+    residents = {r.spec.id: r for r in case.world.residents}
+    forced = [residents[name] for name in case.forced]
+    open_forced = [r for r in forced if r.claim is not Claim.TAKEN]
+    short = _short(case, open_forced)
+    if short:
+        extra = _choose(case, short, exclude=case.forced)
+        if isinstance(extra, Refuse | Wait):
+            return extra
+        forced += extra
+    if not forced:
+        return Fits()
+    return _when(case, forced)
+
+
+def _short(case: _Case, going: Iterable[Resident]) -> dict[DeviceId, int]:
+    """Bytes missing by device once ``going`` have gone."""
+    missing = {}
+    for device, size in case.need.need_bytes.items():
+        gap = size - case.world.room[device] - sum(r.need.on(device) for r in going)
+        if gap > 0:
+            missing[device] = gap
+    return missing
+
+
+def _when(case: _Case, victims: list[Resident]) -> Evict | Wait:
+    names = tuple(r.spec.id for r in victims)
+    holding_up = [r for r in victims if not case.may_go(r)]
+    if holding_up:
+        by_table = any(r.spec.id in case.forced and not case.need.alone_on for r in holding_up)
+        return Wait(names, "; ".join(f"{r.spec.id!r} {r.why}" for r in holding_up), by_table)
+    return Evict(names, "; ".join(f"{r.spec.id!r}: {case.forced.get(r.spec.id) or 'makes room'}" for r in victims))
+
+
+def _choose(
+    case: _Case, short: Mapping[DeviceId, int], exclude: Mapping[ModelId, str]
+) -> list[Resident] | Wait | Refuse:
+    """The cheapest further victims: among those that may go now, else among all, those that refuse last."""
+    protected = {r.spec.id for r in case.protected}
+    pool = [
+        r
+        for r in case.world.residents
+        if r.claim not in (Claim.LOST, Claim.TAKEN)
+        and r.spec.id not in protected
+        and r.spec.id not in exclude
+        and any(r.need.on(d) for d in short)
+    ]
+    willing = [r for r in pool if r.spec.on_conflict != "refuse" or r.claim is Claim.GOING]
+    for candidates in (
+        [r for r in willing if case.may_go(r)],
+        [r for r in willing if r.claim is not Claim.LOADING],
+        willing,
+    ):
+        chosen = cheapest(candidates, short)
+        if chosen is not None:
+            return chosen
+    chosen = cheapest(pool, short)
+    if chosen is not None:
+        return Refuse(_on_conflict(case.target, next(r for r in chosen if r.spec.on_conflict == "refuse")))
+    return _nothing_helps(case, short)
+
+
+def cheapest(candidates: Sequence[Resident], short: Mapping[DeviceId, int]) -> list[Resident] | None:
+    """The set with the smallest sum of ``cost_s`` that frees ``short`` on every device; ``None`` if all do not."""
+    order = sorted(candidates, key=lambda r: r.cost_s)
+    if not _covers(order, short):
+        return None
+    looked_at = 0
+    queue: list[tuple[float, int, tuple[int, ...]]] = [(order[0].cost_s, 0, (0,))]
+    while queue and looked_at < SEARCH_LIMIT:
+        cost, last, picked = heapq.heappop(queue)
+        looked_at += 1
+        chosen = [order[i] for i in picked]
+        if _covers(chosen, short):
+            return chosen
+        if last + 1 < len(order):
+            step = order[last + 1].cost_s
+            heapq.heappush(queue, (cost + step, last + 1, (*picked, last + 1)))
+            heapq.heappush(queue, (cost + step - order[last].cost_s, last + 1, (*picked[:-1], last + 1)))
+    return _greedy(order, short)
+
+
+def _covers(chosen: Sequence[Resident], short: Mapping[DeviceId, int]) -> bool:
+    return bool(chosen) and all(sum(r.need.on(d) for r in chosen) >= gap for d, gap in short.items())
+
+
+def _greedy(order: Sequence[Resident], short: Mapping[DeviceId, int]) -> list[Resident]:
+    """All of them, less those that turn out not to be needed, the dearest first."""
+    chosen = list(order)
+    for resident in reversed(order):
+        fewer = [r for r in chosen if r is not resident]
+        if _covers(fewer, short):
+            chosen = fewer
+    return chosen
+
+
+def _nothing_helps(case: _Case, short: Mapping[DeviceId, int]) -> Wait | Refuse:
+    """No eviction makes room now: wait for commitments and loads, or say who holds the memory for good."""
+    world, need = case.world, case.need
+    kept = {d: sum(r.need.on(d) for r in case.protected) for d in short}
+    lost = {d: sum(r.need.on(d) for r in world.residents if r.claim is Claim.LOST) for d in short}
+    room = {d: world.capacity[d] - kept[d] for d in short}
+    if any(need.on(d) > room[d] for d in short):
+        by = ", ".join(repr(r.spec.id) for r in case.protected)
+        error = _insufficient(
+            case.target, need, _all(case, room), [d for d in short if need.on(d) > room[d]], f"beside {by}"
+        )
+        return Refuse(error)
+    for held, by in ((lost, "a process that cannot be killed"), (world.foreign, "other programs")):
+        room = {d: room[d] - held.get(d, 0) for d in short}
+        if any(need.on(d) > room[d] for d in short):
+            return _held_by(case, room, by)
+    return Wait((), "memory is promised to others or still loading")
+
+
+def _held_by(case: _Case, room: Mapping[DeviceId, int], by: str) -> Wait | Refuse:
+    if not case.world.foreign_is_fresh:
+        return Wait((), "memory is being measured")
+    parts = [
+        f"{d} needs {mib(case.need.on(d))} MiB, {max(0, left) // MIB} MiB could be free" for d, left in room.items()
+    ]
+    text = f"{case.target.id!r} does not fit now, memory is held by {by}: {'; '.join(parts)}"
+    return Refuse(MemoryHeldByOthers(text, retry_after_s=10))
+
+
+def _all(case: _Case, room: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
+    return {d: max(0, room.get(d, case.world.room[d])) for d in case.need.need_bytes}
+
+
+def uses_gpu(need: Footprint) -> bool:
+    """Whether a model takes memory of any device but the host."""
+    return any(d != RAM for d in need.need_bytes)
