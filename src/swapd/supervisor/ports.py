@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from swapd.core.endpoint import ExitReport as ExitReport
+from swapd.core.endpoint import Upstream as Upstream
 from swapd.core.ledger import MachineSample
 from swapd.core.spec import DeviceId, Footprint, ModelId
 
 HeldBytes: TypeAlias = Mapping[ModelId, Mapping[DeviceId, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """Where a running instance listens: a unix socket ``path``, or ``host`` and ``port``."""
-
-    path: str = ""
-    host: str = ""
-    port: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ExitReport:
-    """How a process ended: ``status`` ("exit code 1", "signal SIGKILL"), classified ``cause``, last stderr lines."""
-
-    status: str
-    cause: str = ""
-    message: str = ""
-    stderr_tail: str = ""
 
 
 class Instance(Protocol):
