@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from swapd.launch import procfs
 from swapd.launch.spawn import NONCE_VARIABLE
@@ -86,53 +87,45 @@ def sweep(state_dir: Path) -> list[str]:
     return lines
 
 
-def _sweep_one(path: Path, content: dict[str, object]) -> list[str]:
+def _sweep_one(path: Path, content: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
     if content["boot"] == procfs.boot_id():
         if content["pid_namespace"] != procfs.pid_namespace():
             return []  # a container that shares this state_dir: its pids mean nothing here
-        owner = content["swapd"]
-        assert isinstance(owner, dict)
-        if procfs.is_alive(owner["pid"], owner["start_ticks"]):
+        if procfs.is_alive(int(content["swapd"]["pid"]), int(content["swapd"]["start_ticks"])):
             return []
-        lines = list(_end(content))
-    else:
-        lines = []
+        for row in content["children"]:
+            lines += _end(ChildRecord(**row), str(content["nonce"]))
     path.unlink(missing_ok=True)
     return lines
 
 
-def _end(content: dict[str, object]) -> Iterator[str]:
-    children, nonce = content["children"], content["nonce"]
-    assert isinstance(children, list) and isinstance(nonce, str)
-    for child in (ChildRecord(**row) for row in children):
-        left = [pid for pid in _candidates(child) if procfs.environment(pid).get(NONCE_VARIABLE) == nonce]
-        for pid in left:
-            if _kill(pid):
-                yield f"ended process {pid} of model {child.model!r}, left behind by a swapd that died"
-            else:
-                yield f"process {pid} of model {child.model!r}, left behind by a swapd that died, does not end"
-
-
-def _candidates(child: ChildRecord) -> list[int]:
-    """The child and, alive or not, its session: the kernel gives no new process that number meanwhile."""
+def _end(child: ChildRecord, nonce: str) -> Iterator[str]:
+    """End the child and, whether it lives or not, its session: no new process gets that number meanwhile."""
     own = [child.pid] if procfs.is_alive(child.pid, child.start_ticks) else []
     members = [pid for pid in procfs.session_members(child.pid) if procfs.start_ticks(pid) >= child.start_ticks]
-    return sorted({*own, *members})
+    for pid in sorted({*own, *members}):
+        ended = _kill(pid, nonce)
+        if ended is not None:
+            verdict = "ended" if ended else "cannot end"
+            yield f"{verdict} process {pid} of model {child.model!r}, left behind by a swapd that died"
 
 
-def _kill(pid: int) -> bool:
-    """SIGKILL through a descriptor that cannot come to mean another process."""
+def _kill(pid: int, nonce: str) -> bool | None:
+    """SIGKILL through a descriptor that cannot come to mean another process; ``None``: it is not ours."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
-        return True
+        return None
     try:
+        if procfs.environment(pid).get(NONCE_VARIABLE) != nonce:
+            return None
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         deadline = time.monotonic() + SWEEP_TIMEOUT_S
         while procfs.start_ticks(pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         return procfs.start_ticks(pid) == 0
     except OSError:
-        return True
+        return None
     finally:
         os.close(handle)
