@@ -30,7 +30,7 @@ from swapd.errors import ShuttingDown, SwapdError, Unloaded
 
 
 class Moves:
-    """The state and the moves. ``out`` collects the orders of the event at hand."""
+    """The state and the moves. ``out`` collects the orders of the event at hand, ``stepped`` whose state changed."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.policy = catalog.policy
@@ -49,6 +49,7 @@ class Moves:
         self.sample_asked_at: float | None = None
         self.stops_at: float | None = None
         self.out: list[Command] = []
+        self.stepped: list[Record] = []
         self._seq = 0
 
     def enqueue(self, record: Record, rid: str, prompt_tokens: int, kind: WaiterKind) -> None:
@@ -116,6 +117,7 @@ class Moves:
         record.step(step, self.now, reason)
         if step not in (Step.DRAIN, Step.KEEP, Step.FREED):
             self.unsettled_at = self.now
+        self.stepped.append(record)
         self.survey.changed()
         if record.state is S.STOPPED:
             self.live.pop(record.spec.id, None)

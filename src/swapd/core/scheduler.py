@@ -67,6 +67,7 @@ class Scheduler:
         """Take in one fact; the orders that follow from it, in the order in which they must be carried out."""
         self._do.now = max(self._do.now, event.at)
         self._do.out = []
+        self._do.stepped = []
         self._handlers[type(event)](event)
         self._reconcile()
         return self._do.out

@@ -2,81 +2,349 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, TypeAlias
 
-from swapd.core.spec import ModelId
+import structlog
+
+from swapd.core import commands as cmd
+from swapd.core import events as ev
+from swapd.core.ledger import DeviceSample, MachineSample
+from swapd.core.lifecycle import InstanceState
+from swapd.core.scheduler import Scheduler
+from swapd.core.spec import RAM, Catalog, ModelId
 from swapd.errors import InstanceDied, SwapdError
+from swapd.supervisor import status
+from swapd.supervisor.children import Children
+from swapd.supervisor.ports import Clock, DeviceMonitor, ExitReport, FootprintStore, Launcher, ModelInfo
 from swapd.supervisor.tickets import Ticket
+
+SAMPLE_BOUND_S: Final = 5.0
+"""A reading that takes longer counts as failed: the devices are unknown."""
+EVENTS_KEPT: Final = 256
+"""State changes a slow listener of ``changes`` may lag behind; older ones are dropped."""
 
 RetireListener: TypeAlias = Callable[[ModelId, int, SwapdError | None], None]
 """Called with (model, generation, error) right before a process is stopped: close every upstream
 connection to it; requests still running on it end with ``error`` (there are none if it is None)."""
 
+log = structlog.get_logger(__name__)
+
 
 class Supervisor:
-    """Owns the scheduler, the instances and the tickets."""
+    """Owns the scheduler, the instances and the tickets; lives inside ``running()``.
 
-    def request(self, model: ModelId, *, rid: str, prompt_tokens: int = 0) -> Ticket:
-        """Ask for a model; the ticket may be granted or refused already. Synchronous, never suspends."""
-        raise NotImplementedError
+    ``dispatch`` is the arbiter: synchronous, it never awaits and needs no lock.
+    Slow orders become tasks of one task group and come back as events.
+    """
 
-    def load(self, model: ModelId, *, rid: str, preload: bool = False) -> Ticket:
-        """Ask that a model be loaded; granted when it is ready, holds no lease; withdrawing it stops nothing."""
-        raise NotImplementedError
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        launcher: Launcher,
+        monitor: DeviceMonitor,
+        store: FootprintStore,
+        info: ModelInfo,
+        clock: Clock,
+    ) -> None:
+        self.catalog = catalog
+        self.scheduler = Scheduler(catalog)
+        self._launcher, self._monitor, self._store, self._info, self._clock = launcher, monitor, store, info, clock
+        self._events: deque[ev.Event] = deque()
+        self._dispatching = False
+        self._tickets: dict[str, Ticket] = {}
+        self._children = Children(launcher, self.dispatch, clock, self._sample_now)
+        self._retire_listeners: list[RetireListener] = []
+        self._listeners: set[asyncio.Queue[Mapping[str, Any]]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake: asyncio.TimerHandle | None = None
+        self._sample = MachineSample(gpus_known=False, problem="the devices were not read yet")
+        self._sized: set[ModelId] = set()
+        self._all_gone = asyncio.Event()
 
-    async def unload(self, model: ModelId, *, force: bool = False, wait: bool = True) -> None:
-        """Unload a model; returns when its process is gone (at once with ``wait=False``)."""
-        raise NotImplementedError
+    # ---- life
 
-    async def death(self, model: ModelId, generation: int) -> InstanceDied:
-        """Why a process that broke a connection ended; waits at most half a second for its exit."""
-        raise NotImplementedError
+    def running(self) -> AbstractAsyncContextManager[Supervisor]:
+        """Start (sweep, first reading, preload) and, at the end, stop every child, whatever happens."""
+        return self._running()
 
-    def add_retire_listener(self, listener: RetireListener) -> None:
-        """Register the proxy's hook that closes upstream connections."""
-        raise NotImplementedError
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[Supervisor]:
+        for line in await self._launcher.sweep():
+            log.warning("orphan ended", child=line)
+        async with asyncio.TaskGroup() as tasks:
+            self._group = tasks
+            try:
+                self.dispatch(await self._read_devices())
+                self._preload()
+                yield self
+            finally:
+                await asyncio.shield(self.shutdown())
+                if self._wake is not None:
+                    self._wake.cancel()
+                self._group = None
+                for task in self._tasks:
+                    task.cancel()
 
-    def status(self) -> dict[str, Any]:
-        """``devices``, ``ram`` and ``models`` of ``GET /api/status``, JSON-ready, and ``known``: whether devices are."""
-        raise NotImplementedError
-
-    def explain(self, model: ModelId) -> Mapping[str, Any]:
-        """What a request for the model would do now, and why; JSON-ready."""
-        raise NotImplementedError
-
-    def state_of(self, model: ModelId) -> str:
-        """The word of ``InstanceState`` for one model."""
-        raise NotImplementedError
-
-    def peek(self, model: ModelId) -> Ticket | None:
-        """A ticket for a look-up on a running instance: never loads, never counts as use; None if it is not ready."""
-        raise NotImplementedError
-
-    def models(self) -> Sequence[ModelId]:
-        """All ids, in file order."""
-        raise NotImplementedError
-
-    def devices_known(self) -> bool:
-        """False while the GPUs cannot be read."""
-        raise NotImplementedError
-
-    def log(self, model: ModelId) -> bytes:
-        """The model's output so far (a bounded ring)."""
-        raise NotImplementedError
-
-    def follow(self, model: ModelId) -> AsyncIterator[bytes]:
-        """The model's output so far, then as it comes."""
-        raise NotImplementedError
-
-    def changes(self) -> AsyncIterator[Mapping[str, Any]]:
-        """``{"model", "state", "reason", ...}`` at each state change or load progress, until closed."""
-        raise NotImplementedError
+    def _preload(self) -> None:
+        wanted = [m for m, spec in self.catalog.models.items() if spec.preload]
+        for group in self.catalog.groups.values():
+            if group.preload:
+                wanted += group.members[:1] if group.swap else group.members
+        for model in [m for m in self.catalog.models if m in wanted]:
+            self.load(model, rid=f"preload:{model}", preload=True)
 
     async def shutdown(self) -> None:
-        """Stop admitting, drain, stop every child; bounded. Leases cut at the end of ``drain``."""
-        raise NotImplementedError
+        """Stop admitting, drain, stop every child; bounded by ``drain`` and each child's own stop ladder."""
+        self.dispatch(ev.ShutdownRequested(self._clock.now()))
+        if self._any_process():
+            self._all_gone.clear()
+            await self._all_gone.wait()
 
     def shutdown_now(self) -> None:
         """A second signal: no more drain, SIGKILL."""
-        raise NotImplementedError
+        self.dispatch(ev.ShutdownRequested(self._clock.now(), force=True))
+        self._children.kill_all(self._spawn)
+
+    def _any_process(self) -> bool:
+        gone = (InstanceState.RELEASING, InstanceState.LOST)
+        return any(r.state not in gone for r in self.scheduler.state.live.values())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._group is None:
+            work.close()
+            return
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- the arbiter
+
+    def dispatch(self, event: ev.Event) -> None:
+        """Give the scheduler a fact and carry out its orders; events that come of them wait their turn."""
+        self._events.append(event)
+        if self._dispatching:
+            return
+        self._dispatching = True
+        try:
+            while self._events:
+                for command in self.scheduler.handle(self._events.popleft()):
+                    self._carry_out(command)
+                if self.scheduler.state.stepped:
+                    self._publish()
+        finally:
+            self._dispatching = False
+
+    def _carry_out(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.GrantLease(rid, model, generation):
+                ticket = self._tickets.pop(rid, None)
+                if ticket is not None:
+                    ticket.grant(self._children.upstream(model), generation)
+            case cmd.WakeAt(at):
+                self._wake_at(at)
+            case cmd.RefuseRequest(rid, error):
+                log.info("request refused", rid=rid, code=error.code, reason=error.message)
+                ticket = self._tickets.pop(rid, None)
+                if ticket is not None:
+                    ticket.refuse(error)
+            case cmd.SampleDevices(reason):
+                log.debug("sample devices", reason=reason)
+                self._spawn(self._take_sample())
+            case _:
+                self._carry_out_slow(command)
+
+    def _carry_out_slow(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.PrepareInstance(model):
+                self._spawn(self._children.prepare(model))
+            case cmd.StartInstance(model, generation, reason):
+                log.info("start", model=model, generation=generation, reason=reason)
+                spec = self.catalog.models[model]
+                self._spawn(self._children.run(model, generation, sample_first=spec.expect_gpu))
+            case cmd.StopInstance(model, generation, reason, cut):
+                log.info("stop", model=model, generation=generation, reason=reason, cut=cut is not None)
+                for listener in self._retire_listeners:
+                    listener(model, generation, cut)
+                self._spawn(self._children.stop(model, generation, reason))
+            case cmd.StoreFootprint(model, _, idle, peak, load_s, worked):
+                self._store.record(model, idle, peak, load_s, worked)
+                self._size(model)
+
+    def _wake_at(self, at: float | None) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if at is not None:
+            delay = max(0.0, at - self._clock.now())
+            self._wake = asyncio.get_running_loop().call_later(delay, self._woken)
+
+    def _woken(self) -> None:
+        self._wake = None
+        self.dispatch(ev.DeadlinePassed(self._clock.now()))
+
+    # ---- devices and sizes
+
+    async def _take_sample(self) -> None:
+        self.dispatch(await self._read_devices())
+
+    async def _sample_now(self) -> None:
+        """A reading outside the scheduler's own rhythm: ``expect_gpu`` judges a load by it."""
+        self.dispatch(await self._read_devices())
+
+    async def _read_devices(self) -> ev.DeviceSampled:
+        at = self._clock.now()
+        try:
+            async with asyncio.timeout(SAMPLE_BOUND_S):
+                sample, held = await self._monitor.sample(self._children.pids())
+        except TimeoutError:
+            ram = DeviceSample(RAM, self._sample.ram.total_bytes, None)
+            problem = f"no answer within {SAMPLE_BOUND_S:.0f} s"
+            sample, held = MachineSample(ram=ram, gpus_known=False, problem=problem), {}
+        if self._identity(sample) != self._identity(self._sample):
+            log.info("devices", gpus=[g.id for g in sample.gpus], known=sample.gpus_known, problem=sample.problem)
+            self._sized.clear()
+        self._sample = sample
+        return ev.DeviceSampled(at, sample, held)
+
+    @staticmethod
+    def _identity(sample: MachineSample) -> tuple[bool, list[tuple[str, int]], bool]:
+        return sample.gpus_known, [(g.id, g.total_bytes) for g in sample.gpus], sample.ram.free_bytes is None
+
+    def _size(self, model: ModelId) -> None:
+        """Tell the scheduler what a model takes on the devices there are."""
+        self._sized.add(model)
+        footprint = self._info.footprint(model, self._sample)
+        self.dispatch(ev.FootprintLearned(self._clock.now(), model, footprint, self._info.estimated_load_s(model)))
+
+    # ---- requests and operators
+
+    def request(self, model: ModelId, *, rid: str, prompt_tokens: int = 0) -> Ticket:
+        """Ask for a model; the ticket may be granted or refused already. Synchronous, never suspends."""
+        ticket = self._ticket(rid, model, self._close_request)
+        self.dispatch(ev.RequestArrived(self._clock.now(), rid, model, prompt_tokens))
+        return ticket
+
+    def load(self, model: ModelId, *, rid: str, preload: bool = False) -> Ticket:
+        """Ask that a model be loaded; granted when it is ready, holds no lease; withdrawing it stops nothing."""
+        ticket = self._ticket(rid, model, _close_nothing)
+        self.dispatch(ev.LoadRequested(self._clock.now(), rid, model, preload))
+        return ticket
+
+    def _ticket(self, rid: str, model: ModelId, close: Callable[[Ticket, bool, float], None]) -> Ticket:
+        ticket = self._tickets[rid] = Ticket(rid, model, close)
+        if model not in self._sized:
+            self._size(model)
+        return ticket
+
+    def _close_request(self, ticket: Ticket, served: bool, prefill_tps: float) -> None:
+        now = self._clock.now()
+        if ticket.upstream is not None:
+            self.dispatch(ev.LeaseReturned(now, ticket.rid, served, prefill_tps))
+        else:
+            self._tickets.pop(ticket.rid, None)
+            self.dispatch(ev.RequestWithdrawn(now, ticket.rid))
+
+    async def unload(self, model: ModelId, *, force: bool = False, wait: bool = True) -> None:
+        """Unload a model; returns when its process is gone (at once with ``wait=False``).
+
+        Raises:
+            InstanceDied: if even SIGKILL does not end it.
+        """
+        generation = self.scheduler.state.records[model].generation
+        self.dispatch(ev.UnloadRequested(self._clock.now(), model, force))
+        if wait and not await self._children.gone(model, generation):
+            raise InstanceDied(f"the process of {model!r} cannot be killed; its memory stays counted", cause="lost")
+
+    def peek(self, model: ModelId) -> Ticket | None:
+        """A ticket for a look-up on a running instance: never loads, never counts as use; None if it is not ready."""
+        record = self.scheduler.state.records[model]
+        if record.state not in (InstanceState.READY, InstanceState.DRAINING):
+            return None
+        ticket = Ticket(f"peek:{model}", model, _close_nothing)
+        ticket.grant(self._children.upstream(model), record.generation)
+        return ticket
+
+    async def death(self, model: ModelId, generation: int) -> InstanceDied:
+        """Why a process that broke a connection ended; waits at most half a second for its exit."""
+        report = await self._children.exit_report(model, generation, bound_s=0.5)
+        if report is None:
+            return InstanceDied(f"the process of {model!r} closed the connection", cause="connection_closed")
+        return _died(model, report)
+
+    def add_retire_listener(self, listener: RetireListener) -> None:
+        """Register the proxy's hook that closes upstream connections."""
+        self._retire_listeners.append(listener)
+
+    # ---- for display
+
+    def status(self) -> dict[str, Any]:
+        """``devices``, ``ram`` and ``models`` of ``GET /api/status``, JSON-ready, and whether devices are ``known``."""
+        return status.report(self.scheduler, self._sample, self._children, self._clock.now())
+
+    def explain(self, model: ModelId) -> Mapping[str, Any]:
+        """What a request for the model would do now, and why; JSON-ready."""
+        if model not in self._sized:
+            self._size(model)
+        return status.explanation(self.scheduler, model, self._clock.now())
+
+    def state_of(self, model: ModelId) -> str:
+        """The word that ``status`` shows for one model."""
+        return status.word(self.scheduler.state.records[model])
+
+    def models(self) -> Sequence[ModelId]:
+        """All ids, in file order."""
+        return tuple(self.catalog.models)
+
+    def devices_known(self) -> bool:
+        """False while the GPUs cannot be read."""
+        return self._sample.gpus_known
+
+    def n_ctx(self, model: ModelId) -> int:
+        """The context in tokens that the loaded instance told; 0 if not loaded or not told."""
+        return self._children.n_ctx(model)
+
+    def log(self, model: ModelId) -> bytes:
+        """The model's output so far (a bounded ring)."""
+        return self._launcher.log(model)
+
+    def follow(self, model: ModelId) -> AsyncIterator[bytes]:
+        """The model's output so far, then as it comes."""
+        return self._launcher.follow(model)
+
+    async def changes(self) -> AsyncIterator[Mapping[str, Any]]:
+        """``{"model", "state", "reason", ...}`` at each state change, until closed; slow listeners lose the oldest."""
+        queue: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(EVENTS_KEPT)
+        self._listeners.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._listeners.discard(queue)
+
+    def _publish(self) -> None:
+        if not self._any_process():
+            self._all_gone.set()
+        for record in self.scheduler.state.stepped:
+            change = status.change(record)
+            log.info("state", **change)
+            for queue in self._listeners:
+                if queue.full():
+                    queue.get_nowait()
+                queue.put_nowait(change)
+
+
+def _close_nothing(ticket: Ticket, served: bool, prefill_tps: float) -> None:
+    """A load or a look-up holds no lease."""
+
+
+def _died(model: ModelId, report: ExitReport) -> InstanceDied:
+    text = f"the process of {model!r} ended ({report.status})"
+    if report.message:
+        text += f": {report.message}"
+    return InstanceDied(text, cause=report.cause, exit_status=report.status, stderr_tail=report.stderr_tail)
