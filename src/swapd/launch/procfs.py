@@ -99,6 +99,8 @@ def _listening_inodes(port: int) -> frozenset[str]:
 def _holds(pid: int, inodes: frozenset[str]) -> bool:
     try:
         names = os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:  # of our session, but set-uid: it is ours, whatever it holds
+        return True
     except OSError:
         return False
     for name in names:

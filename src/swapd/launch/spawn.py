@@ -77,7 +77,7 @@ class Shim:
                 self._loop.add_reader(self._error_fd, self._settle)
             problem = await asyncio.wait_for(self._verdict, EXEC_TIMEOUT_S)
         except BaseException:
-            self.process.signal_group(signal.SIGKILL)
+            self.kill_soon()
             raise
         if problem:
             await self.process.kill(DISCARD_TIMEOUT_S)
@@ -87,6 +87,10 @@ class Shim:
     async def discard(self) -> None:
         """End the unused shim; bounded."""
         await self.process.kill(DISCARD_TIMEOUT_S)
+
+    def kill_soon(self) -> None:
+        """The same for those who cannot wait; it is reaped all the same."""
+        self.process.signal_group(signal.SIGKILL)
 
     async def _send(self, data: bytes) -> None:
         """Write the word; a long environment may exceed what the pipe takes at once."""

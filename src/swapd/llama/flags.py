@@ -116,6 +116,17 @@ def flags_for(spec: LaunchSpec, default_ctx_tokens: int = 0) -> EngineFlags:
     return flags
 
 
+def expected_slot_ctx(spec: LaunchSpec) -> int:
+    """Tokens that one slot should have by the configuration; 0 = nothing was configured.
+
+    Slots share one cache, or (a number of slots given, no ``-kvu``) each gets its part, padded upwards.
+    """
+    flags = flags_for(spec)
+    if flags.parallel > 1 and flags.kv_unified is not True:
+        return flags.ctx_tokens // flags.parallel
+    return flags.ctx_tokens
+
+
 def llama_server_args(cmd: Sequence[str]) -> tuple[str, ...] | None:
     """The arguments of the llama-server that a command runs; ``None`` if it runs none."""
     for position, word in enumerate(cmd):
