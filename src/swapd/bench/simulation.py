@@ -51,7 +51,10 @@ class Process:
 
 
 class Simulation:
-    """Time, memory and processes; ``on_grant`` and ``on_refuse`` are the clients."""
+    """Time, memory and processes; ``on_grant`` and ``on_refuse`` are the clients.
+
+    ``tells_held``: the driver tells what single processes hold (bare metal), or not (most containers).
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Simulation:
         foreign: Mapping[DeviceId, int] | None = None,
         *,
         sample_s: float = 0.001,
+        tells_held: bool = True,
     ) -> None:
         self.decider = decider
         self.engines = engines
@@ -76,6 +80,7 @@ class Simulation:
         self.on_start: Callable[[ModelId], None] = lambda model: None
         self.on_cut: Callable[[str], None] = lambda rid: None
         self._sample_s = sample_s
+        self._tells_held = tells_held
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._events: deque[ev.Event] = deque()
         self._sending = False
@@ -199,7 +204,8 @@ class Simulation:
 
     def _read(self) -> None:
         taken_at, sample = self.now, self.sample()
-        self.after(self._sample_s, lambda: self.send(ev.DeviceSampled(taken_at, sample)))
+        held = {m: dict(p.held) for m, p in self.processes.items()} if self._tells_held else {}
+        self.after(self._sample_s, lambda: self.send(ev.DeviceSampled(taken_at, sample, held)))
 
     def _grant(self, rid: str, model: ModelId) -> None:
         process = self.processes[model]

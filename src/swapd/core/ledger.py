@@ -74,6 +74,8 @@ class MemoryLedger:
     ) -> None:
         """Take in a sample. ``settled``: nothing starts, stops or releases; ``busy`` worked since the last sample."""
         self.read(at, sample)
+        for model in held.keys() & self.holdings.keys():
+            self.holdings[model].current.update(held[model])
         if not settled:
             return
         for device in self.total:
@@ -111,7 +113,7 @@ class MemoryLedger:
         elif unexplained > 0 and len(busy) == 1 and (only := self.holdings.get(busy[0])) in others:
             assert only is not None
             only.see(device, min(only.current.get(device, 0) + unexplained, only.reserved.on(device)))
-        ours = sum(told.values()) + sum(h.current.get(device, 0) for h in others)
+        ours = sum(told.values()) + sum(h.seen.get(device, h.current.get(device, 0)) for h in others)
         self.foreign[device] = max(0, used - ours)
 
     def began(self, model: ModelId, reserved: Footprint) -> None:
@@ -125,14 +127,14 @@ class MemoryLedger:
     def write_off(self, model: ModelId, coming: Collection[ModelId]) -> None:
         """An instance is gone and its memory did not come back: what is missing is foreign.
 
-        ``coming``: instances that load, stop or release, and may hold up to their footprint.
+        ``coming``: instances that stop or release; they, and those not measured yet, may hold up to their footprint.
         """
         self.holdings.pop(model, None)
         for device, free in self.free.items():
             explained = self.foreign[device]
             for other, holding in self.holdings.items():
-                held = holding.reserved.on(device) if other in coming else holding.current.get(device, 0)
-                explained += held
+                vague = other in coming or not holding.measured
+                explained += holding.reserved.on(device) if vague else holding.current.get(device, 0)
             self.foreign[device] += max(0, self.total[device] - free - explained)
 
     def grew_on_load(self, model: ModelId) -> int | None:
@@ -143,20 +145,18 @@ class MemoryLedger:
             return None
         return sum(holding.free_before[d] - self.free[d] for d in gpus)
 
-    def back(self, running: Iterable[ModelId], loading: Iterable[ModelId], need: Mapping[DeviceId, int]) -> bool:
-        """Whether the last raw reading has room for ``need``.
+    def back(self, others: Iterable[ModelId], need: Mapping[DeviceId, int]) -> bool:
+        """Whether the last raw reading has room for ``need``: free - headroom - (reserved - current) of ``others``.
 
-        free - headroom - (reserved - current) of those running - reserved of those loading;
-        processes that are gone count with whatever they still seem to hold.
+        ``others`` run or load; processes that are gone count with whatever they still seem to hold.
         """
         for device, size in need.items():
             if device not in self.free:
                 return False
             room = self.free[device] - self._policy.headroom(device)
-            for model in running:
+            for model in others:
                 holding = self.holdings[model]
                 room -= max(0, holding.reserved.on(device) - holding.current.get(device, 0))
-            room -= sum(self.holdings[model].reserved.on(device) for model in loading)
             if room < size:
                 return False
         return True

@@ -17,6 +17,8 @@ RECHECK_S: Final = 1.0
 IDLE_SAMPLE_FACTOR: Final = 15
 """With nothing loaded the devices are sampled this much more seldom."""
 SETTLED_STATES: Final = frozenset({S.READY, S.DRAINING, S.LOST})
+HOLDING_STATES: Final = SETTLED_STATES | {S.STARTING}
+"""States in which an instance may still take what its footprint says."""
 
 
 class MemoryKeeper:
@@ -25,6 +27,7 @@ class MemoryKeeper:
     def __init__(self, moves: Moves) -> None:
         self._do = moves
         self._policy = moves.policy
+        self.unmeasured = False
         self._low_readings = 0
         self._next_sample_at = float("-inf")
 
@@ -32,6 +35,7 @@ class MemoryKeeper:
         """Handle a reading; what it says of foreign memory counts only if nothing was under way since it was taken."""
         do = self._do
         do.sample_asked_at = None
+        do.ledger.observe(event.at, event.sample, event.held, settled=False, busy=())
         self._release_what_is_free(event)
         settled = event.at >= do.unsettled_at and all(r.state in SETTLED_STATES for r in do.live.values())
         worked, do.worked = do.worked, {m for m, r in do.live.items() if r.leases}
@@ -53,7 +57,6 @@ class MemoryKeeper:
         What is still missing then counts as foreign in this very reading.
         """
         live = self._do.live
-        self._do.ledger.read(event.at, event.sample)
         quiet = all(r.state in SETTLED_STATES or r.state is S.RELEASING for r in live.values())
         for record in [r for r in live.values() if r.state is S.RELEASING and event.at >= r.state_since]:
             plan = record.claimed_by or record.plan
@@ -61,10 +64,8 @@ class MemoryKeeper:
                 self._do.released(record)
 
     def _has_room_for(self, plan: Plan) -> bool:
-        live = {m: r for m, r in self._do.live.items() if r not in plan.victims}
-        running = [m for m, r in live.items() if r.state in SETTLED_STATES]
-        loading = [m for m, r in live.items() if r.state is S.STARTING]
-        return self._do.ledger.back(running, loading, plan.target.footprint.need_bytes)
+        others = [m for m, r in self._do.live.items() if r not in plan.victims and r.state in HOLDING_STATES]
+        return self._do.ledger.back(others, plan.target.footprint.need_bytes)
 
     def _learn(self, record: Record) -> None:
         """Reserve what was measured instead of what was predicted, and have it stored when it is news."""
@@ -107,10 +108,10 @@ class MemoryKeeper:
         return group is not None and group.persistent
 
     def sample_if_due(self) -> None:
-        """Read again at the interval, while memory is awaited, and when somebody waits on a stale foreign figure."""
+        """Read again at the interval, while memory is awaited, and when a waiter is to be judged by a stale figure."""
         now, states = self._do.now, {r.state for r in self._do.live.values()}
         polls = S.RELEASING in states and self._do.ledger.sampled_at + RELEASE_POLL_S <= now
-        stale = bool(self._do.line) and self._do.ledger.foreign_at < self._do.unsettled_at and states <= SETTLED_STATES
+        stale, self.unmeasured = self.unmeasured and states <= SETTLED_STATES, False
         if polls or stale or self._next_sample_at <= now:
             self._do.ask_sample("memory is awaited" if polls or stale else "interval")
 

@@ -158,7 +158,7 @@ class Moves:
         """Its memory did not come back in time: the missing bytes are foreign, and the next load is placed anew."""
         if record.claimed_by is not None:
             record.claimed_by.since = self.now
-        coming = [m for m, r in self.live.items() if r.state in (S.STARTING, S.STOPPING, S.RELEASING)]
+        coming = [m for m, r in self.live.items() if r.state in (S.STOPPING, S.RELEASING)]
         self.ledger.write_off(record.spec.id, coming)
         self.released(record)
 

@@ -55,7 +55,8 @@ class World:
     residents: Sequence[Resident]
     gpus_known: bool = True
     problem: str = ""
-    foreign_is_fresh: bool = True
+    foreign_at: float = 0.0
+    """When ``foreign`` was measured; minus infinity while something that came or went since makes it stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,13 @@ class Wait:
     """It will fit, but not now: ``victims`` is the eviction set so far.
 
     ``by_table``: a model that the group table unloads holds it up, whatever its size.
+    ``unmeasured``: whether other programs are in the way is not known by a reading young enough.
     """
 
     victims: tuple[ModelId, ...]
     reason: str
     by_table: bool = False
+    unmeasured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class _Case:
     need: Footprint
     world: World
     overdue: bool
+    arrived_at: float
     forced: dict[ModelId, str] = field(default_factory=dict)
     blocked_by: list[str] = field(default_factory=list)
     protected: list[Resident] = field(default_factory=list)
@@ -123,15 +127,18 @@ class _Case:
         return False
 
 
-def place(target: ModelSpec, need: Footprint, world: World, *, overdue: bool = False) -> Verdict:
+def place(
+    target: ModelSpec, need: Footprint, world: World, *, overdue: bool = False, arrived_at: float = 0.0
+) -> Verdict:
     """Decide what a request for a stopped model may do now.
 
     ``overdue``: it has waited ``max_wait``, so busy and held models drain for it.
+    Only a reading taken after ``arrived_at`` may refuse it because of other programs.
     """
     refusal = unfit(target, need, world)
     if refusal is not None:
         return refusal
-    case = _Case(target, need, world, overdue)
+    case = _Case(target, need, world, overdue, arrived_at)
     barred = _apply_table(case)
     if barred is not None:
         return barred
@@ -316,8 +323,8 @@ def _nothing_helps(case: _Case, short: Mapping[DeviceId, int]) -> Wait | Refuse:
 
 
 def _held_by(case: _Case, room: Mapping[DeviceId, int], by: str) -> Wait | Refuse:
-    if not case.world.foreign_is_fresh:
-        return Wait((), "memory is being measured")
+    if case.world.foreign_at < case.arrived_at:
+        return Wait((), "memory is being measured", unmeasured=True)
     parts = [
         f"{d} needs {mib(case.need.on(d))} MiB, {max(0, left) // MIB} MiB could be free" for d, left in room.items()
     ]

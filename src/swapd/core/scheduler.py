@@ -285,7 +285,8 @@ class Scheduler:
                 continue
             if self._do.survey.hopeless(record, self._do.world, overdue=overdue):
                 continue
-            verdict = place(record.spec, record.footprint, self._do.world(), overdue=overdue)
+            world, arrived_at = self._do.world(), waiter.arrived_at
+            verdict = place(record.spec, record.footprint, world, overdue=overdue, arrived_at=arrived_at)
             self._do.survey.placed(record, verdict, overdue=overdue)
             self._apply(record, waiter, verdict)
 
@@ -300,6 +301,7 @@ class Scheduler:
                 self._do.commit(record, waiter, victims, reason)
             case Wait(_, reason):
                 record.reason = reason
+                self._memory.unmeasured = self._memory.unmeasured or verdict.unmeasured
             case Refuse(error) | NeverFits(error):
                 self._do.refuse_all(record, error)
 

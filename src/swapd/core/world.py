@@ -32,7 +32,7 @@ class WorldBuilder:
             residents=residents,
             gpus_known=ledger.gpus_known,
             problem=ledger.problem,
-            foreign_is_fresh=fresh,
+            foreign_at=ledger.foreign_at if fresh else float("-inf"),
         )
 
     def _room(self, live: Iterable[Record], plans: list[Plan]) -> dict[DeviceId, int]:

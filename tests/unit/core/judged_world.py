@@ -11,6 +11,7 @@ from swapd.bench.simulation import Engine, Simulation
 from swapd.core import events as ev
 from swapd.core.scheduler import Scheduler
 from swapd.core.spec import RAM, Catalog, Footprint, Group, ModelSpec, Policy
+from swapd.errors import MemoryHeldByOthers
 from swapd.units import GIB, MIB
 
 HEADROOM = 1 * GIB
@@ -32,6 +33,7 @@ class WorldSpec:
     footprints: dict[str, Footprint]
     totals: dict[str, int]
     actions: list[Action]
+    tells_held: bool = True
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Judge:
     def __init__(self, spec: WorldSpec, scheduler_class: type[Scheduler] = Scheduler) -> None:
         self.spec = spec
         self.scheduler = scheduler_class(spec.catalog)
-        self.sim = Simulation(self.scheduler, spec.engines, spec.totals)
+        self.sim = Simulation(self.scheduler, spec.engines, spec.totals, tells_held=spec.tells_held)
         self.sim.on_grant, self.sim.on_refuse = self.granted, self.refused
         self.sim.on_start, self.sim.on_cut = self.started, self.cut
         self.asked: dict[str, Asked] = {}
@@ -118,6 +120,7 @@ class Judge:
     def refused(self, rid: str, error: object) -> None:
         if rid.startswith("r"):
             self.asked[rid].outcomes.append(f"refused {error}")
+            self.check_refusal(rid, error)
             self.asked[rid].answered_at = self.sim.now
 
     # ---- what must hold
@@ -141,6 +144,21 @@ class Judge:
         process = self.sim.running_on(rid)
         if asked.model not in self.may_cut and process is not None and process.ending:
             self.violations.append(f"{rid} on {asked.model} was stopped with a granted lease")
+
+    def check_refusal(self, rid: str, error: object) -> None:
+        """Memory is given as the reason only if other programs, lost and protected models really leave too little."""
+        if not isinstance(error, MemoryHeldByOthers) or self.sim.now < self.disturbed_at + 60:
+            return
+        if any(e.unkillable for e in self.spec.engines.values()) or any(self.sim.lingering.values()):
+            return
+        need = self.spec.footprints[self.asked[rid].model].need_bytes
+        models = self.spec.catalog.models
+        protected = [m for m in self.sim.processes if self.scheduler.state.rules.protects(self.asked[rid].model, m)]
+        for device, size in need.items():
+            kept = sum(self.spec.footprints[m].on(device) for m in protected)
+            if size + kept + self.sim.foreign.get(device, 0) > self.spec.totals[device] - HEADROOM:
+                return
+        self.violations.append(f"{rid} was refused though memory is there ({len(models)} models): {error}")
 
     def check_wait(self, rid: str, asked: Asked) -> None:
         spec = self.spec.catalog.models[asked.model]
@@ -235,4 +253,4 @@ def worlds(draw: st.DrawFn) -> WorldSpec:
             max_size=40,
         )
     )
-    return WorldSpec(Catalog(models, groups, policy), engines, footprints, totals, actions)
+    return WorldSpec(Catalog(models, groups, policy), engines, footprints, totals, actions, draw(st.booleans()))
