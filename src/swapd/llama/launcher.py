@@ -19,7 +19,7 @@ from swapd.launch.runtime_dir import RuntimeDir
 from swapd.launch.spawn import ExecFailed, Shim, Word, oom_score_for_children, spawn_shim
 from swapd.llama import command
 from swapd.llama.instance import LlamaInstance, RunBeside, Start
-from swapd.llama.probe import BinaryReport, Prober, why_not_executed
+from swapd.llama.probe import BinaryReport, Prober, exec_cause, why_not_executed
 
 _CONTAINER_RUNNERS = frozenset(["docker", "podman", "nerdctl"])
 
@@ -78,7 +78,7 @@ class LlamaLauncher:
             start, todo = self._plan(spec, report)
             instance = LlamaInstance(start, self._ring(model), self._beside(model, todo.env))
             shim = shim or self._spawn(model)
-            instance.attach(await self._become(shim, todo, instance.take_output))
+            instance.attach(await self._become(model, shim, todo, instance.take_output))
         except BaseException:
             if shim is not None:
                 shim.kill_soon()
@@ -162,7 +162,7 @@ class LlamaLauncher:
         shim.process.on_exit(lambda _status: self._state.remove(shim.pid))
         return shim
 
-    async def _become(self, shim: Shim, todo: command.Command, sink: OutputSink) -> Process:
+    async def _become(self, model: ModelId, shim: Shim, todo: command.Command, sink: OutputSink) -> Process:
         word = Word(
             todo.argv,
             todo.env,
@@ -173,8 +173,8 @@ class LlamaLauncher:
         try:
             return await shim.become(word, sink)
         except ExecFailed as problem:
-            text = why_not_executed(todo.argv[0], problem.errno)
-            raise StartFailed(text, cause="not_executable", exit_status="not started") from problem
+            text = f"model {model!r}: {why_not_executed(todo.argv[0], problem.errno)}"
+            raise StartFailed(text, cause=exec_cause(problem.errno), exit_status="not started") from problem
 
     def _beside(self, model: ModelId, env: Mapping[str, str]) -> RunBeside:
         """How the instance runs its ``stop_cmd``."""
@@ -183,7 +183,9 @@ class LlamaLauncher:
             ring = self._ring(model)
             shim = self._spawn(model)
             try:
-                process = await self._become(shim, command.Command(tuple(argv), env), lambda _, data: ring.append(data))
+                process = await self._become(
+                    model, shim, command.Command(tuple(argv), env), lambda _, data: ring.append(data)
+                )
                 await process.exited()
             except StartFailed as problem:
                 ring.append(f"[swapd] stop_cmd: {problem}\n".encode())

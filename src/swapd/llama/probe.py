@@ -75,7 +75,7 @@ def probe(binary: BinarySpec) -> BinaryReport:
         problem = f"{command[0]} did not answer --version within {PROBE_TIMEOUT_S:.0f} s"
         return BinaryReport(path, problem=problem, cause="timeout")
     except OSError as error:
-        return BinaryReport(path, problem=why_not_executed(command[0], error.errno), cause=_exec_cause(error.errno))
+        return BinaryReport(path, problem=why_not_executed(command[0], error.errno), cause=exec_cause(error.errno))
     for run in (version, usage):
         # Some builds print their help with exit code 1; a help text is what counts there.
         if run.returncode < 0 or (run.returncode != 0 and (run is version or not run.stdout)):
@@ -139,7 +139,8 @@ def why_not_executed(path: str, number: int | None) -> str:
     return f"{path} cannot be executed: {os.strerror(number or 0)}"
 
 
-def _exec_cause(number: int | None) -> str:
+def exec_cause(number: int | None) -> str:
+    """The kind of a failed ``execve`` (pure)."""
     return {errno.ENOENT: "missing_file", errno.EACCES: "not_executable", errno.ENOEXEC: "not_executable"}.get(
         number or 0, "unknown"
     )
