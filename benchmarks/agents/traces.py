@@ -71,7 +71,7 @@ class Trace:
 
 
 def t1(rng: random.Random) -> Trace:
-    """A coding agent: 18K growing to 60K tokens, four bursts of three subagents, a title, and a commit message after each burst."""
+    """A coding agent: 18K growing to 60K tokens, four bursts of three subagents, titles (of each burst too) and commit messages."""
     models = {
         "main": Model(16.8, 17_400, 2000, 80, 2),
         "sub": Model(2.5, 4_000, 4000, 120, 4),
@@ -84,23 +84,25 @@ def t1(rng: random.Random) -> Trace:
     def subagent(number: int) -> Actor:
         prompt = new = 3_500
         for _ in range(rng.choice([4, 5])):
-            yield Ask("sub", f"sub{number}", prompt, new, rng.randint(40, 120))
-            yield Think(rng.uniform(0.1, 0.4))
+            yield Ask("sub", f"sub{number}", prompt, new, rng.randint(30, 70))
+            yield Think(rng.uniform(0.02, 0.15))
             prompt, new = prompt + 800, 800
 
     def main() -> Actor:
         turns, prompt = 33, 18_000
         step = (60_000 - prompt) // (turns - 1)
         new = prompt
-        yield Spawn((small(0),), join=False)
         for turn in range(turns):
             yield Ask("main", "main", prompt, new, rng.randint(80, 400))
+            think = rng.uniform(0.5, 5.0)
             if turn in (6, 13, 20, 27):
-                yield Spawn(tuple(subagent(turn * 10 + i) for i in range(3)), join=True)
+                subagents = tuple(subagent(turn * 10 + i) for i in range(3))
                 yield Spawn((small(turn),), join=False)
+                yield Spawn(subagents, join=True)
+                think = 0.0
             elif turn in (5, 12, 19, 26, 31):
                 yield Spawn((small(turn),), join=False)
-            yield Think(rng.uniform(0.5, 5.0))
+            yield Think(think)
             prompt, new = prompt + step, step
 
     return Trace("T1", models, [main()])
@@ -154,7 +156,7 @@ def t3(rng: random.Random) -> Trace:
     def worker(number: int) -> Actor:
         for item in range(28):
             prompt = rng.randint(900, 2_600)
-            yield Ask("a", f"w{number}-{item}", prompt, prompt, rng.randint(80, 240), weight=0.1)
+            yield Ask("a", f"w{number}-{item}", prompt, prompt, rng.randint(60, 200), weight=0.1)
 
     def person() -> Actor:
         prompt = new = 1_200
