@@ -36,7 +36,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: ``prompt`` tokens in all, ``new`` of them not seen before in this conversation, ``answer`` tokens."""
+    """One request: ``prompt`` tokens in all, ``new`` of them not seen in this conversation, ``answer`` tokens."""
 
     model: str
     conversation: str
@@ -71,7 +71,7 @@ class Trace:
 
 
 def t1(rng: random.Random) -> Trace:
-    """A coding agent: 18K growing to 60K tokens, four bursts of three subagents, titles (of each burst too) and commit messages."""
+    """A coding agent: 18K growing to 60K tokens, four bursts of three subagents, titles and commit messages."""
     models = {
         "main": Model(16.8, 17_400, 2000, 80, 2),
         "sub": Model(2.5, 4_000, 4000, 120, 4),
@@ -100,7 +100,7 @@ def t1(rng: random.Random) -> Trace:
                 yield Spawn((small(turn),), join=False)
                 yield Spawn(subagents, join=True)
                 think = 0.0
-            elif turn in (5, 12, 19, 26, 31):
+            elif turn in (5, 12, 19):
                 yield Spawn((small(turn),), join=False)
             yield Think(think)
             prompt, new = prompt + step, step
