@@ -100,7 +100,7 @@ def t1(rng: random.Random) -> Trace:
                 yield Spawn((small(turn),), join=False)
                 yield Spawn(subagents, join=True)
                 think = 0.0
-            elif turn in (5, 12, 19):
+            elif turn in (5, 12, 19, 26):
                 yield Spawn((small(turn),), join=False)
             yield Think(think)
             prompt, new = prompt + step, step
