@@ -469,7 +469,7 @@ def stream(connection, ask, chat, tokens, pause, usage, timings):
 # ---------------------------------------------------------------- start
 
 HELP = {
-    "": "-m,    --model FNAME                    model path to load\n-c,    --ctx-size N   size of the context\n"
+    "base": "-m,    --model FNAME                    model path to load\n-c,    --ctx-size N   size of the context\n"
         "--port PORT                             port to listen (default: 8080)\n",
     "unix": "--host HOST                             IP addresses to listen on, comma-separated, or UNIX socket paths\n"
             "                                        (ending in .sock)\n",
