@@ -23,8 +23,8 @@ from swapd.llama.protocol import (
     RouterLines,
     StateMessage,
     classify,
+    explain,
     last_lines,
-    obituary,
 )
 
 HEALTH_POLL_S = 0.02
@@ -222,11 +222,12 @@ class LlamaInstance:
     def _report(self, status: ExitStatus | None) -> ExitReport:
         """``None``: not even SIGKILL ended it; ``exited`` still waits then."""
         if status is None:
-            text = f"model {self._start.spec.id!r}: process {self.pid} survives SIGKILL"
-            return ExitReport("still there", self._doom, text, last_lines(self._stderr.text()))
-        output = self._stderr.text() or self._stdout.text()
-        cause = self._doom or classify(status.code, status.signal, self._stdout.text() + "\n" + self._stderr.text())
+            return ExitReport("still there", self._doom, f"process {self.pid} outlived SIGKILL", self._last_lines())
+        output = self._stdout.text() + "\n" + self._stderr.text()
+        cause = self._doom or classify(status.code, status.signal, output)
         if cause == "exited_before_ready" and self._settled.done() and self._settled.result():
             cause = "unknown"
-        tail = last_lines(output)
-        return ExitReport(str(status), cause, obituary(self._start.spec.id, cause, str(status), tail), tail)
+        return ExitReport(str(status), cause, explain(cause, output), self._last_lines())
+
+    def _last_lines(self) -> str:
+        return last_lines(self._stderr.text() or self._stdout.text())

@@ -78,7 +78,7 @@ class LlamaLauncher:
             start, todo = self._plan(spec, report)
             instance = LlamaInstance(start, self._ring(model), self._beside(model, todo.env))
             shim = shim or self._spawn(model)
-            instance.attach(await self._become(model, shim, todo, instance.take_output))
+            instance.attach(await self._become(shim, todo, instance.take_output))
         except BaseException:
             if shim is not None:
                 shim.kill_soon()
@@ -110,7 +110,7 @@ class LlamaLauncher:
     def _spec(self, model: ModelId) -> LaunchSpec:
         spec = self._specs.get(model)
         if spec is None:
-            raise StartFailed(f"model {model!r} is no longer configured", cause="unknown")
+            raise StartFailed("it is no longer configured", cause="unknown")
         return spec
 
     async def _report(self, spec: LaunchSpec) -> BinaryReport | None:
@@ -120,7 +120,7 @@ class LlamaLauncher:
         assert spec.binary is not None, "a gguf model without a binary: resolve() must have set one"
         report = await self._prober.report_async(spec.binary)
         if report.problem:
-            raise StartFailed(f"model {spec.id!r}: {report.problem}", cause=report.cause)
+            raise StartFailed(report.problem, cause=report.cause)
         return report
 
     def _plan(self, spec: LaunchSpec, report: BinaryReport | None) -> tuple[Start, command.Command]:
@@ -157,12 +157,12 @@ class LlamaLauncher:
         try:
             shim = spawn_shim(self._state.nonce)
         except OSError as problem:
-            raise StartFailed(f"model {model!r}: no process could be started: {problem}", cause="unknown") from problem
+            raise StartFailed(f"no process could be started: {problem}", cause="unknown") from problem
         self._state.add(shim.pid, model)
         shim.process.on_exit(lambda _status: self._state.remove(shim.pid))
         return shim
 
-    async def _become(self, model: ModelId, shim: Shim, todo: command.Command, sink: OutputSink) -> Process:
+    async def _become(self, shim: Shim, todo: command.Command, sink: OutputSink) -> Process:
         word = Word(
             todo.argv,
             todo.env,
@@ -173,7 +173,7 @@ class LlamaLauncher:
         try:
             return await shim.become(word, sink)
         except ExecFailed as problem:
-            text = f"model {model!r}: {why_not_executed(todo.argv[0], problem.errno)}"
+            text = why_not_executed(todo.argv[0], problem.errno)
             raise StartFailed(text, cause=exec_cause(problem.errno), exit_status="not started") from problem
 
     def _beside(self, model: ModelId, env: Mapping[str, str]) -> RunBeside:
@@ -183,9 +183,7 @@ class LlamaLauncher:
             ring = self._ring(model)
             shim = self._spawn(model)
             try:
-                process = await self._become(
-                    model, shim, command.Command(tuple(argv), env), lambda _, data: ring.append(data)
-                )
+                process = await self._become(shim, command.Command(tuple(argv), env), lambda _, data: ring.append(data))
                 await process.exited()
             except StartFailed as problem:
                 ring.append(f"[swapd] stop_cmd: {problem}\n".encode())

@@ -122,8 +122,9 @@ def last_lines(output: str, count: int = 12, longest: int = 400) -> str:
     return "\n".join(kept[-count:])
 
 
-def obituary(model: str, cause: str, status: str, tail: str) -> str:
-    """One message for the client: what happened, why, and the last words."""
-    text = CAUSE_TEXTS.get(cause, cause)
-    message = f"model {model!r}: its process ended ({status})" + (f": {text}" if text else "")
-    return f"{message}; its last lines:\n{tail}" if tail else message
+def explain(cause: str, output: str) -> str:
+    """A cause in words, with the line of the output that shows it."""
+    pattern = next((pattern for name, pattern in _CAUSES if name == cause), None)
+    lines = last_lines(output, count=1000).splitlines() if pattern else []
+    shown = next((line.strip() for line in lines if pattern and pattern.search(line)), "")
+    return ": ".join(part for part in (CAUSE_TEXTS.get(cause, cause), shown) if part)

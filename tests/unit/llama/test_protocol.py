@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapd.llama.protocol import CAUSE_TEXTS, RouterLines, StateMessage, classify, last_lines, obituary
+from swapd.llama.protocol import CAUSE_TEXTS, RouterLines, StateMessage, classify, explain, last_lines
 
 LOADING = (
     b'cmd_child_to_router:state:{"state":"loading","payload":{"stages":["text_model","mmproj"],'
@@ -85,7 +85,8 @@ def test_last_lines_are_fit_for_people() -> None:
     assert last_lines(output, count=3) == "red\n" + "x" * 400 + "\nlast"
 
 
-def test_obituary_names_model_status_cause_and_last_words() -> None:
-    text = obituary("a", "bad_flag", "exit code 1", "error: invalid argument: --x")
-    assert "'a'" in text and "exit code 1" in text and "does not know a flag" in text and "--x" in text
-    assert obituary("a", "unknown", "signal SIGSEGV", "") == "model 'a': its process ended (signal SIGSEGV)"
+def test_a_cause_is_explained_with_the_line_that_shows_it() -> None:
+    output = "loading\n\x1b[31merror: invalid argument: --x\x1b[0m\nusage: …\n"
+    assert explain("bad_flag", output) == "it does not know a flag of its command line: error: invalid argument: --x"
+    assert explain("exited_before_ready", output) == "exited 0 before ready"
+    assert explain("unknown", output) == ""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapd.llama.embedded import FlagError, Setting, parse
+from swapd.llama.embedded_flags import FlagError, Setting, parse
 
 
 def settings(line: str) -> dict[str, object]:
