@@ -8,7 +8,7 @@ stops or releases. Host RAM is the device ``RAM``. Bytes everywhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swapd.core.spec import RAM, DeviceId, Footprint, ModelId, Policy
 
@@ -55,9 +55,11 @@ class MemoryLedger:
         self._policy = policy
         self.total: dict[DeviceId, int] = {}
         self.free: dict[DeviceId, int] = {}
+        self.headroom: dict[DeviceId, int] = {}
         self.capacity: dict[DeviceId, int] = {}
         self.foreign: dict[DeviceId, int] = {}
         self.holdings: dict[ModelId, Holding] = {}
+        self._gpus: tuple[DeviceSample, ...] = ()
         self.gpus_known = False
         self.problem = "the devices were not read yet"
         self.sampled_at = float("-inf")
@@ -89,14 +91,13 @@ class MemoryLedger:
         """Take in the raw figures alone."""
         self.sampled_at = at
         self.gpus_known, self.problem = sample.gpus_known, sample.problem
-        devices = sample.devices() if sample.gpus_known else (*self._old_gpus(), sample.ram)
+        self._gpus = sample.gpus if sample.gpus_known else tuple(replace(g, free_bytes=None) for g in self._gpus)
+        devices = (*self._gpus, sample.ram)
         self.total = {d.id: d.total_bytes for d in devices}
         self.free = {d.id: d.free_bytes for d in devices if d.free_bytes is not None}
-        self.capacity = {d.id: d.total_bytes - self._policy.headroom(d.id) for d in devices if d.id in self.free}
+        self.headroom = {d.id: self._policy.headroom(d.id, str(d.index), d.pci_bus_id) for d in devices}
+        self.capacity = {d.id: d.total_bytes - self.headroom[d.id] for d in devices if d.id in self.free}
         self.foreign = {d: self.foreign.get(d, self.total[d] - self.free[d]) for d in self.free}
-
-    def _old_gpus(self) -> tuple[DeviceSample, ...]:
-        return tuple(DeviceSample(d, total, None) for d, total in self.total.items() if d != RAM)
 
     def _attribute(self, device: DeviceId, held: Mapping[ModelId, Mapping[DeviceId, int]], busy: list[ModelId]) -> None:
         used = self.total[device] - self.free[device]
@@ -153,7 +154,7 @@ class MemoryLedger:
         for device, size in need.items():
             if device not in self.free:
                 return False
-            room = self.free[device] - self._policy.headroom(device)
+            room = self.free[device] - self.headroom[device]
             for model in others:
                 holding = self.holdings[model]
                 room -= max(0, holding.reserved.on(device) - holding.current.get(device, 0))
@@ -163,7 +164,7 @@ class MemoryLedger:
 
     def short_of_headroom(self) -> list[DeviceId]:
         """Devices whose last reading is below their headroom."""
-        return [d for d, free in self.free.items() if free < self._policy.headroom(d)]
+        return [d for d, free in self.free.items() if free < self.headroom[d]]
 
 
 class Holding:

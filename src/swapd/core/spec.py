@@ -84,10 +84,10 @@ class Policy:
     ram_headroom_bytes: int = 1 << 30
     headroom_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
 
-    def headroom(self, device: DeviceId) -> int:
-        """Bytes that must stay free on a device."""
+    def headroom(self, device: DeviceId, *other_names: str) -> int:
+        """Bytes that must stay free on a device, which the configuration may name by id, index or PCI bus id."""
         default = self.ram_headroom_bytes if device == RAM else self.vram_headroom_bytes
-        return self.headroom_bytes.get(device, default)
+        return next((self.headroom_bytes[n] for n in (device, *other_names) if n in self.headroom_bytes), default)
 
 
 @dataclass(frozen=True, slots=True)

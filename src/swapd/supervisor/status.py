@@ -58,7 +58,7 @@ def _device(scheduler: Scheduler, device: DeviceSample) -> dict[str, Any]:
         "name": device.name,
         "total_mib": device.total_bytes // MIB,
         "free_mib": None if device.free_bytes is None else device.free_bytes // MIB,
-        "headroom_mib": mib(scheduler.state.policy.headroom(device.id)),
+        "headroom_mib": mib(scheduler.state.ledger.headroom.get(device.id, 0)),
         "foreign_mib": scheduler.state.ledger.foreign.get(device.id, 0) // MIB,
     }
 
@@ -67,7 +67,7 @@ def _ram(scheduler: Scheduler, ram: DeviceSample) -> dict[str, Any]:
     return {
         "total_mib": ram.total_bytes // MIB,
         "available_mib": None if ram.free_bytes is None else ram.free_bytes // MIB,
-        "headroom_mib": mib(scheduler.state.policy.headroom(RAM)),
+        "headroom_mib": mib(scheduler.state.ledger.headroom.get(RAM, 0)),
     }
 
 

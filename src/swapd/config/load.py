@@ -1,0 +1,245 @@
+"""The configuration file, the environment and the flags, read into one ``File``; every mistake at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, TypeAlias, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from swapd.config.lines import KeyPath, key_lines, line_of
+from swapd.config.schema import File, Model, Server
+from swapd.config.variables import Expander
+from swapd.errors import ConfigError
+
+Tree: TypeAlias = dict[str, Any]
+
+OTHER_WORDS: Final = {
+    "ttl": "idle_timeout",
+    "cmdStop": "stop_cmd",
+    "checkEndpoint": "health",
+    "healthCheckTimeout": "load_timeout",
+    "unloadTimeout": "stop_grace",
+    "useModelName": "upstream_model",
+    "concurrencyLimit": "concurrency",
+    "ctx_size": "ctx",
+    "model": "gguf",
+    "keep_alive": "idle_timeout",
+}
+"""What llama-swap, llama-server and Ollama call our keys."""
+
+
+@dataclass
+class Problems:
+    """Mistakes so far, each with its place."""
+
+    file: str
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    found: list[ConfigError] = field(default_factory=list)
+
+    def add(self, path: KeyPath, message: str, hint: str = "") -> None:
+        """Note one mistake at a key."""
+        line = line_of(self.lines, path)
+        where = f"{self.file}:{line}" if line else self.file
+        key = ".".join(_quoted(p) for p in path)
+        text = f"{where}: {key}: {message}" if key else f"{where}: {message}"
+        self.found.append(
+            ConfigError(text + (f" ({hint})" if hint else ""), file=self.file, line=line, key=key, hint=hint)
+        )
+
+    def raise_if_any(self) -> None:
+        """End with all of them at once.
+
+        Raises:
+            ConfigError: its message has one line a mistake, in the order of the file.
+        """
+        if self.found:
+            ordered = sorted(self.found, key=lambda e: e.line)
+            first = ordered[0]
+            text = "\n".join(e.message for e in ordered)
+            raise ConfigError(text, file=first.file, line=first.line, key=first.key, hint=first.hint)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid file, where it lies, and what is needed to name places in it."""
+
+    file: File
+    path: Path | None
+    env_read: frozenset[str]
+    problems: Problems
+
+
+def find_config(given: str | None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file to read: the first that exists in the contract's order; ``None`` = the embedded default.
+
+    Raises:
+        ConfigError: if a file was named and is not there.
+    """
+    named = given or environ.get("SWAPD_CONFIG")
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file", file=str(path))
+        return path
+    xdg = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/")) / ".config")
+    places = (Path("swapd.toml"), Path(xdg) / "swapd" / "swapd.toml", Path("/etc/swapd/swapd.toml"))
+    return next((p for p in places if p.is_file()), None)
+
+
+def load(
+    path: Path | None, *, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+) -> Loaded:
+    """Read and validate; ``flags`` are keys of ``[server]`` and ``[devices]`` from the command line, as nested tables.
+
+    Raises:
+        ConfigError: with every mistake that the file has by itself.
+    """
+    text = _read(path)
+    problems = Problems(str(path) if path else "(defaults)", key_lines(text))
+    tree = _parse(text, problems)
+    expander = Expander(tree.get("vars", {}), environ, problems.add)
+    expanded = {key: value if key == "vars" else expander.expand(value, (key,)) for key, value in tree.items()}
+    _refuse_empty_keys(expanded, problems)
+    _merge(expanded, {"server": _from_environment()})
+    _merge(expanded, dict(flags or {}))
+    _apply_defaults(expanded)
+    file = _validate(expanded, problems)
+    problems.raise_if_any()
+    assert file is not None
+    return Loaded(file, path, frozenset(expander.env_read), problems)
+
+
+def _read(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", file=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}", file=str(path)) from None
+
+
+def _parse(text: str, problems: Problems) -> Tree:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"\(at line (\d+), column \d+\)|\(at end of document\)", str(error))
+        line = int(match[1]) if match and match[1] else len(text.splitlines())
+        message = f"{problems.file}:{line}: {error}"
+        raise ConfigError(message, file=problems.file, line=line) from None
+
+
+def _refuse_empty_keys(tree: Tree, problems: Problems) -> None:
+    server = tree.get("server")
+    for name in ("api_keys", "admin_keys"):
+        keys = server.get(name) if isinstance(server, dict) else None
+        if isinstance(keys, list) and any(isinstance(k, str) and not k.strip() for k in keys):
+            problems.add(("server", name), "a key is empty, which would leave the server open by accident")
+
+
+class _Environment(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SWAPD_SERVER__", extra="ignore")
+
+
+def _from_environment() -> Tree:
+    """``SWAPD_SERVER__LISTEN`` and so on, for every key of ``[server]``."""
+    fields = {"__annotations__": {n: f.annotation for n, f in Server.model_fields.items()}}
+    defaults = {n: f.default for n, f in Server.model_fields.items()}
+    settings = type("ServerEnvironment", (_Environment,), fields | defaults)
+    return dict(EnvSettingsSource(settings)())
+
+
+def _merge(tree: Tree, more: Tree) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            tree[key] = {**tree[key], **value}
+        elif value != {}:
+            tree[key] = value
+
+
+def _apply_defaults(tree: Tree) -> None:
+    """``[defaults]`` under every model: its args are replaced, its env is merged under the model's."""
+    defaults, models = tree.get("defaults"), tree.get("models")
+    if not isinstance(defaults, dict) or not isinstance(models, dict):
+        return
+    for name, model in models.items():
+        if isinstance(model, dict):
+            merged = {**defaults, **model}
+            if isinstance(defaults.get("env"), dict) and isinstance(model.get("env"), dict):
+                merged["env"] = {**defaults["env"], **model["env"]}
+            models[name] = merged
+
+
+def _validate(tree: Tree, problems: Problems) -> File | None:
+    try:
+        return File.model_validate(tree)
+    except ValidationError as error:
+        seen: set[tuple[int, str, str]] = set()
+        for detail in error.errors():
+            path = _plain(detail["loc"])
+            if _inherited(path, tree, problems):
+                continue
+            message, hint = _explain(dict(detail), path)
+            mark = (line_of(problems.lines, path), ".".join(path), message)
+            if mark not in seen:
+                seen.add(mark)
+                problems.add(path, message, hint)
+        return None
+
+
+def _inherited(path: KeyPath, tree: Tree, problems: Problems) -> bool:
+    """A mistake in ``[defaults]`` shows up in every model; it is told once, where it stands."""
+    is_model_key = len(path) >= 3 and path[0] == "models"
+    return is_model_key and path[:3] not in problems.lines and path[2] in tree.get("defaults", {})
+
+
+def _plain(loc: tuple[int | str, ...]) -> KeyPath:
+    """The key path of a pydantic location: list indices and the names of union branches are left out."""
+    branches = {"literal", "list", "float", "int", "str", "bool", "constrained", "function", "dict", "union"}
+    parts = [str(p) for p in loc if isinstance(p, str)]
+    return tuple(p for i, p in enumerate(parts) if i < 1 or not (p.split("[")[0].split("-")[0] in branches and i >= 2))
+
+
+def _explain(detail: dict[str, Any], path: KeyPath) -> tuple[str, str]:
+    if detail["type"] == "extra_forbidden":
+        keys = _keys_at(path[:-1])
+        known = {key: key for key in keys} | {theirs: ours for theirs, ours in OTHER_WORDS.items() if ours in keys}
+        near = get_close_matches(path[-1], known, n=1, cutoff=0.0)
+        return "no such key", f"did you mean {known[near[0]]!r}?" if near else ""
+    if detail["type"] == "missing":
+        return "this key is needed", ""
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    value = detail.get("input")
+    shown = f", got {value!r}" if isinstance(value, str | int | float | bool) and "got" not in message else ""
+    return message[0].lower() + message[1:] + (shown if repr(value) not in message else ""), ""
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    """The valid keys of the table at a path."""
+    kind: Any = File
+    for part in path:
+        info = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        kind = _table_type(info.annotation) if info is not None else kind
+    is_table = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return list(kind.model_fields if is_table else Model.model_fields)
+
+
+def _table_type(annotation: Any) -> Any:
+    """The model behind ``dict[str, X]``, ``X | None`` or ``X``."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return annotation
+
+
+def _quoted(part: str) -> str:
+    return part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{part}"'

@@ -1,0 +1,318 @@
+"""From the validated file to what the other rooms take: frozen core types, absolute paths, and what to warn of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from swapd.config.lines import KeyPath
+from swapd.config.load import Loaded, Problems
+from swapd.config.schema import File, Model, Server
+from swapd.core.spec import BinarySpec, Catalog, Group, LaunchSpec, ModelSpec, Policy, RouteSpec
+from swapd.errors import ConfigError
+from swapd.units import GIB, format_size
+
+MANAGED_FLAGS: Final = ("--host", "--port", "-m", "--model", "--alias", "-a", "--slot-save-path")
+"""Flags of a llama-server that swapd sets itself; in ``args`` they are errors."""
+RESERVED_IDS: Final = frozenset({"load", "unload"})
+SAFE_HEADROOM: Final = GIB
+"""Law M1: with 637 MiB free decoding looked fine over 10 tokens and collapsed over 250."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Everything ``wiring`` needs; ``warnings`` are for people, each with its place."""
+
+    path: Path | None
+    server: Server
+    state_dir: Path
+    device_source: str
+    catalog: Catalog
+    launches: Mapping[str, LaunchSpec]
+    routes: Mapping[str, RouteSpec]
+    binaries: Mapping[str, BinarySpec]
+    warnings: tuple[str, ...]
+
+
+def resolve(loaded: Loaded, *, environ: Mapping[str, str] = os.environ) -> Resolved:
+    """Check what the schema cannot see, and make core types.
+
+    Raises:
+        ConfigError: with every mistake at once.
+    """
+    return _Resolver(loaded, environ).resolve()
+
+
+class _Resolver:
+    def __init__(self, loaded: Loaded, environ: Mapping[str, str]) -> None:
+        self.file: File = loaded.file
+        self.path, self.env_read = loaded.path, loaded.env_read
+        self.base = loaded.path.parent.absolute() if loaded.path else Path.cwd()
+        self.environ = environ
+        self.problems: Problems = loaded.problems
+        self.warnings: list[str] = []
+
+    def resolve(self) -> Resolved:
+        self._check_names()
+        self._check_groups()
+        self._check_references()
+        binaries = {name: self._binary(name) for name in self.file.binaries}
+        launches = {id_: self._launch(id_, model, binaries) for id_, model in self.file.models.items()}
+        self._warn_not_effective()
+        self._warn_headroom()
+        self.problems.raise_if_any()
+        return Resolved(
+            path=self.path,
+            server=self.file.server,
+            state_dir=self._state_dir(),
+            device_source=self._device_source(),
+            catalog=self._catalog(),
+            launches=launches,
+            routes={id_: _route(id_, model) for id_, model in self.file.models.items()},
+            binaries=binaries,
+            warnings=tuple(self.warnings),
+        )
+
+    # ---- checks
+
+    def _check_names(self) -> None:
+        """Ids, variants, exact aliases and selectors are one name space."""
+        owners: dict[str, KeyPath] = {}
+        for name, path in self._names():
+            if name in RESERVED_IDS:
+                self.problems.add(path, f"{name!r} is a reserved name")
+            if not name or any(ord(c) < 32 or ord(c) == 127 for c in name):
+                self.problems.add(path, "a name must not be empty or have control characters")
+            if name in owners:
+                self.problems.add(path, f"the name {name!r} is used already", f"by {'.'.join(owners[name])}")
+            owners.setdefault(name, path)
+
+    def _names(self) -> Iterator[tuple[str, KeyPath]]:
+        for id_, model in self.file.models.items():
+            yield id_, ("models", id_)
+        for id_, model in self.file.models.items():
+            yield from ((v, ("models", id_, "variants", v)) for v in model.variants)
+            yield from ((a, ("models", id_, "aliases")) for a in model.aliases)
+        yield from ((s, ("selectors", s)) for s in self.file.selectors)
+
+    def _check_groups(self) -> None:
+        owner: dict[str, str] = {}
+        for name, group in self.file.groups.items():
+            for member in group.members:
+                path = ("groups", name, "members")
+                self._must_exist(member, path)
+                if member in owner:
+                    self.problems.add(path, f"{member!r} is in two groups", f"also in {owner[member]!r}")
+                owner.setdefault(member, name)
+
+    def _check_references(self) -> None:
+        for name, selector in self.file.selectors.items():
+            for target in selector.targets:
+                self._must_exist(target, ("selectors", name, "targets"))
+        for name, profile in self.file.profiles.items():
+            for pin, target in profile.pins.items():
+                self._must_exist(target, ("profiles", name, "pins", pin))
+        low, high = self.file.scheduling.backoff
+        if low > high:
+            self.problems.add(("scheduling", "backoff"), "the first pause is longer than the last")
+        if self.file.server.default_model:
+            self._must_exist(self.file.server.default_model, ("server", "default_model"))
+
+    def _must_exist(self, model: str, path: KeyPath) -> None:
+        if model not in self.file.models:
+            near = get_close_matches(model, self.file.models, n=1, cutoff=0.0)
+            self.problems.add(path, f"{model!r} is no model", f"did you mean {near[0]!r}?" if near else "there is none")
+
+    # ---- models
+
+    def _binary(self, name: str) -> BinarySpec:
+        binary = self.file.binaries[name]
+        path = self._program(binary.path)
+        libraries = tuple(str(self._absolute(p)) for p in binary.library_path)
+        self._check_env(binary.env, ("binaries", name, "env"))
+        return BinarySpec(name, path, libraries, dict(binary.env), tuple(binary.args))
+
+    def _program(self, text: str) -> str:
+        if "/" not in text and not text.startswith("~"):
+            return shutil.which(text, path=self.environ.get("PATH")) or text
+        return str(self._absolute(text))
+
+    def _absolute(self, text: str) -> Path:
+        return Path(os.path.normpath(self.base / Path(text).expanduser()))
+
+    def _check_env(self, env: Mapping[str, str], path: KeyPath) -> None:
+        for name in env:
+            if not name or "=" in name or "\0" in name:
+                self.problems.add(path, f"{name!r} is no name of an environment variable")
+
+    def _launch(self, id_: str, model: Model, binaries: Mapping[str, BinarySpec]) -> LaunchSpec:
+        at = ("models", id_)
+        self._check_kind(id_, model)
+        self._check_env(model.env, (*at, "env"))
+        if "CUDA_VISIBLE_DEVICES" in model.env and self._says(id_, "gpus"):
+            self.problems.add((*at, "env"), "CUDA_VISIBLE_DEVICES is set both here and by gpus", "keep gpus")
+        args = list(model.args)
+        if isinstance(model.n_cpu_moe, int) and model.n_cpu_moe:
+            args += ["--n-cpu-moe", str(model.n_cpu_moe)]
+        return LaunchSpec(
+            id=id_,
+            gguf=str(self._absolute(model.gguf)) if model.gguf else "",
+            binary=self._binary_of(id_, model, binaries),
+            args=tuple(args),
+            cmd=tuple([self._program(model.cmd[0]), *model.cmd[1:]] if model.cmd else []),
+            stop_cmd=tuple(model.stop_cmd),
+            health=model.health,
+            ctx_tokens=model.ctx if isinstance(model.ctx, int) else 0,
+            gpus=None if model.gpus == "all" else tuple(model.gpus),
+            env=dict(model.env),
+            scrub_env=self.env_read,
+            api_key=model.api_key,
+            upstream_model=model.upstream_model,
+            load_timeout_s=model.load_timeout,
+            stop_grace_s=model.stop_grace,
+            kill_timeout_s=self.file.scheduling.kill_timeout,
+            vram=model.vram,
+            ram=model.ram,
+        )
+
+    def _says(self, id_: str, key: str) -> bool:
+        lines = self.problems.lines
+        return ("models", id_, key) in lines or ("defaults", key) in lines
+
+    def _check_kind(self, id_: str, model: Model) -> None:
+        at = ("models", id_)
+        if bool(model.gguf) == bool(model.cmd):
+            what = "both gguf and cmd are given" if model.gguf else "neither gguf nor cmd is given"
+            self.problems.add(at, what, "a model is one of the two")
+        if model.cmd and not any("${PORT}" in word or "${SOCKET}" in word for word in model.cmd):
+            self.problems.add((*at, "cmd"), "has neither ${PORT} nor ${SOCKET}", "swapd must know where it listens")
+        if model.cmd:
+            for key in ("binary", "args", "ctx", "n_cpu_moe"):
+                if ("models", id_, key) in self.problems.lines:
+                    self.problems.add((*at, key), "is only for gguf models")
+        for word in model.args:
+            flag = word.split("=", 1)[0]
+            if model.gguf and flag in MANAGED_FLAGS:
+                self.problems.add((*at, "args"), f"{flag} is set by swapd itself", "remove it")
+
+    def _binary_of(self, id_: str, model: Model, binaries: Mapping[str, BinarySpec]) -> BinarySpec | None:
+        if model.cmd:
+            return None
+        if not model.binary:
+            return BinarySpec("llama-server", shutil.which("llama-server", path=self.environ.get("PATH")) or "")
+        if model.binary not in binaries:
+                near = get_close_matches(model.binary, binaries, n=1, cutoff=0.0)
+            hint = f"did you mean {near[0]!r}?" if near else "there is no [binaries] table"
+            self.problems.add(("models", id_, "binary"), f"{model.binary!r} is no entry of [binaries]", hint)
+        return binaries.get(model.binary)
+
+    # ---- results
+
+    def _catalog(self) -> Catalog:
+        s, h = self.file.scheduling, self.file.headroom
+        policy = Policy(
+            max_wait_s=s.max_wait,
+            min_residency_s=s.min_residency,
+            queue_limit=s.queue_limit,
+            queue_timeout_s=s.queue_timeout,
+            release_timeout_s=s.release_timeout,
+            backoff_s=(s.backoff[0], s.backoff[1]),
+            ungrouped=s.ungrouped,
+            drain_s=self.file.server.drain,
+            sample_interval_s=self.file.devices.sample_interval,
+            vram_headroom_bytes=h.vram,
+            ram_headroom_bytes=h.ram,
+            headroom_bytes=dict(h.gpus),
+        )
+        models = {id_: self._spec(id_, model) for id_, model in self.file.models.items()}
+        groups = {
+            name: Group(name, tuple(g.members), g.swap, g.exclusive, g.persistent, g.preload)
+            for name, g in self.file.groups.items()
+        }
+        return Catalog(models, groups, policy)
+
+    def _spec(self, id_: str, model: Model) -> ModelSpec:
+        return ModelSpec(
+            id=id_,
+            priority=model.priority,
+            concurrency=model.concurrency,
+            idle_timeout_s=model.idle_timeout,
+            linger=self.file.scheduling.linger if model.linger is None else model.linger,
+            on_conflict=model.on_conflict,
+            persistent=model.persistent,
+            preload=model.preload,
+            expect_gpu=model.expect_gpu,
+        )
+
+    def _state_dir(self) -> Path:
+        if self.file.server.state_dir:
+            return self._absolute(self.file.server.state_dir)
+        home = self.environ.get("HOME", "/")
+        return Path(self.environ.get("XDG_STATE_HOME") or Path(home) / ".local" / "state") / "swapd"
+
+    def _device_source(self) -> str:
+        source = self.file.devices.source
+        if source in ("auto", "none"):
+            return source
+        if not source.startswith("file:"):
+            hint = 'one of "auto", "none", "file:PATH"'
+            raise ConfigError(f"{self.problems.file}: devices.source: {source!r} is not known ({hint})", hint=hint)
+        return "file:" + str(self._absolute(source.removeprefix("file:")))
+
+    # ---- warnings
+
+    def _warn(self, path: KeyPath, text: str) -> None:
+        line = self.problems.lines.get(path, 0)
+        where = f"{self.problems.file}:{line}" if line else self.problems.file
+        self.warnings.append(f"{where}: {'.'.join(path)}: {text}")
+
+    def _warn_not_effective(self) -> None:
+        for section in ("selectors", "profiles", "peers"):
+            if getattr(self.file, section):
+                self._warn((section,), "not yet effective")
+        if ("context",) in self.problems.lines:
+            self._warn(("context",), "not yet effective")
+        self._warn_keys(self.file.server, ("server",), ("default_model", "loading_status", "capture"))
+        self._warn_keys(self.file.headroom, ("headroom",), ("page_cache",))
+        for id_, model in self.file.models.items():
+            later = ("keep_context", "ladder", "variants", "params", "aliases")
+            self._warn_keys(model, ("models", id_), later)
+            for key in ("ctx", "n_cpu_moe"):
+                if getattr(model, key) == "auto":
+                    self._warn(("models", id_, key), '"auto" is not yet effective')
+
+    def _warn_keys(self, section: BaseModel, at: KeyPath, keys: tuple[str, ...]) -> None:
+        for key in keys:
+            if getattr(section, key) != type(section).model_fields[key].default:
+                self._warn((*at, key), "not yet effective")
+
+    def _warn_headroom(self) -> None:
+        sizes: dict[KeyPath, Any] = {("headroom", "vram"): self.file.headroom.vram}
+        sizes |= {("headroom", "gpus", gpu): size for gpu, size in self.file.headroom.gpus.items()}
+        for path, size in sizes.items():
+            if size < SAFE_HEADROOM:
+                self._warn(
+                    path,
+                    f"{format_size(size)} is less than 1 GiB: at 323 to 637 MiB free decoding was measured to collapse "
+                    "over long answers (5.5 to 0.7 tokens/s); keep 1 GiB unless nothing else uses that GPU (M1)",
+                )
+
+
+def _route(id_: str, model: Model) -> RouteSpec:
+    return RouteSpec(
+        id=id_,
+        first_byte_timeout_s=model.first_byte_timeout,
+        on_hangup=model.on_hangup,
+        upstream_model=model.upstream_model,
+        api_key=model.api_key,
+        description=model.description,
+        unlisted=model.unlisted,
+        ctx_tokens=model.ctx if isinstance(model.ctx, int) else 0,
+    )
