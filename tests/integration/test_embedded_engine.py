@@ -140,6 +140,8 @@ def test_it_ends_when_its_stdin_closes_and_on_sigterm_while_it_loads() -> None:
 
 
 def test_help_and_version_do_not_load_the_engine() -> None:
-    code = "import sys; from swapd.llama.embedded import main; main([sys.argv[1]]); assert 'xllamacpp' not in sys.modules"
+    code = (
+        "import sys; from swapd.llama.embedded import main; main([sys.argv[1]]); assert 'xllamacpp' not in sys.modules"
+    )
     for word in ("--help", "--version"):
         subprocess.run([sys.executable, "-c", code, word], check=True, stdout=subprocess.DEVNULL)
