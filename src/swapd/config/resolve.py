@@ -208,7 +208,7 @@ class _Resolver:
         if not model.binary:
             return BinarySpec("llama-server", shutil.which("llama-server", path=self.environ.get("PATH")) or "")
         if model.binary not in binaries:
-                near = get_close_matches(model.binary, binaries, n=1, cutoff=0.0)
+            near = get_close_matches(model.binary, binaries, n=1, cutoff=0.0)
             hint = f"did you mean {near[0]!r}?" if near else "there is no [binaries] table"
             self.problems.add(("models", id_, "binary"), f"{model.binary!r} is no entry of [binaries]", hint)
         return binaries.get(model.binary)
