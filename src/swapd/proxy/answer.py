@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any, Final
 
 from swapd.errors import SwapdError
-from swapd.proxy.asgi import Headers, Message, Send
+from swapd.proxy.asgi import ONE_WRITE, RID, WRITE, Headers, Message, Scope, Send
 from swapd.proxy.headers import OWN_STREAM_HEAD, response_headers
 from swapd.proxy.sse import KEEP_ALIVES, Dialect, error_event, refusal_event
 from swapd.proxy.statuses import error_body, error_headers, status_of
@@ -28,17 +28,40 @@ class Stage(Enum):
     ENDED = "everything"
 
 
+_FLOWING: Final = (Stage.RELAYED, Stage.STREAMED)
+
+
 class Answer:
     """Sends in order without ever suspending; what a slow client does not take yet waits here."""
 
-    __slots__ = ("_queue", "_refusal", "_rid", "_send", "_stuck", "dialect", "model", "stage", "status")
+    __slots__ = (
+        "_flow",
+        "_one_write",
+        "_queue",
+        "_refusal",
+        "_rid",
+        "_send",
+        "_start",
+        "_stuck",
+        "_write",
+        "dialect",
+        "model",
+        "stage",
+        "status",
+    )
 
-    def __init__(self, send: Send, dialect: Dialect, rid: str, model: str) -> None:
+    def __init__(self, scope: Scope, send: Send, dialect: Dialect) -> None:
         self.dialect = dialect
         self.stage = Stage.HELD
         self.status = 0
         self._send = send
-        self._rid, self.model = rid, model
+        self._rid: str = scope[RID]
+        self.model = ""
+        extensions: Mapping[str, Any] = scope.get("extensions", {})
+        self._one_write = ONE_WRITE in extensions
+        self._write: Callable[[bytes], bool] | None = extensions.get(WRITE)
+        self._flow: Callable[[bytes], bool] | None = None  # ``_write``, while nothing else is on its way
+        self._start: Message | None = None
         self._queue: list[Message] = []
         self._stuck: tuple[Coroutine[Any, Any, None], Any] | None = None
         self._refusal = b""
@@ -49,17 +72,19 @@ class Answer:
         return self._stuck is not None
 
     def head(self, status: int, headers: Headers) -> None:
-        """The engine's head."""
+        """The engine's head; goes out with the ``data`` that always follows, empty or not."""
         self.status = status
         kept, is_stream = response_headers(headers)
         if self.stage is Stage.HELD:
             self.stage = Stage.STREAMED if is_stream else Stage.RELAYED
-            self._push({"type": "http.response.start", "status": status, "headers": kept})
+            self._start = {"type": "http.response.start", "status": status, "headers": kept}
         elif self.stage is Stage.OPENED:
             self.stage = Stage.STREAMED if is_stream and status == 200 else Stage.REFUSED
 
     def data(self, data: bytes, *, last: bool) -> bool:
         """Bytes of the engine's body; False if the client does not keep up."""
+        if self._flow is not None and not last and self._flow(data):
+            return True
         if self.stage is Stage.DISCARDED:
             return True
         if self.stage is Stage.REFUSED:
@@ -68,10 +93,22 @@ class Answer:
                 return True
             data = refusal_event(self.status, self._refusal, self.dialect, self._rid, self.model)
         if last:
-            self.stage = Stage.ENDED
-        if not data and not last:
+            self._end()
+        elif not data and self._start is None:
             return True
-        return self._push({"type": "http.response.body", "body": data, "more_body": not last})
+        message, self._start = self._start, None
+        if message is None:
+            message = {"type": "http.response.body"}
+        elif not self._one_write:
+            self._push(message)
+            message = {"type": "http.response.body"}
+        message["body"] = data
+        message["more_body"] = not last
+        if not self._push(message):
+            return False
+        if self.stage in _FLOWING:
+            self._flow = self._write
+        return True
 
     def keep_alive(self, *, silent: bool) -> None:
         """A sign of life in the protocol's own form, after swapd's own head if none is out; ``silent``: head only."""
@@ -83,7 +120,7 @@ class Answer:
 
     def discard(self) -> None:
         """The client has gone."""
-        self.stage = Stage.DISCARDED
+        self.stage, self._flow = Stage.DISCARDED, None
         self._queue.clear()
 
     async def fail(self, error: SwapdError) -> None:
@@ -104,7 +141,7 @@ class Answer:
             # the last chunk may have ended inside an event: an empty line ends that one first
             body = b"\n\n" + event if cut else event
             self._push({"type": "http.response.body", "body": body, "more_body": cut})
-        self.stage = Stage.ENDED
+        self._end()
         await self.drain()
 
     async def drain(self) -> None:
@@ -115,6 +152,9 @@ class Answer:
             while self._queue and self._stuck is None:
                 self._push(self._queue.pop(0))
 
+    def _end(self) -> None:
+        self.stage, self._flow = Stage.ENDED, None
+
     def _push(self, message: Message) -> bool:
         if self._stuck is not None:
             self._queue.append(message)
@@ -124,5 +164,5 @@ class Answer:
             waits_for = coro.send(None)
         except StopIteration:
             return True
-        self._stuck = (coro, waits_for)
+        self._stuck, self._flow = (coro, waits_for), None
         return False

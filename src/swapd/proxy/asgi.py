@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Scope: TypeAlias = dict[str, Any]
 Message: TypeAlias = dict[str, Any]
@@ -11,15 +11,19 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 Receive: TypeAlias = Callable[[], Coroutine[Any, Any, Message]]
 Send: TypeAlias = Callable[[Message], Coroutine[Any, Any, None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Endpoint: TypeAlias = App
+"""One row of the route table."""
 
-RID = "swapd.rid"
+RID: Final = "swapd.rid"
 """Key of the request id in the scope; the guard puts it there."""
-
-
-class Endpoint(Protocol):
-    """One row of the route table: an ASGI callable."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+HEADERS: Final = "swapd.headers"
+"""Key of the request's headers as a dictionary; the guard puts it there."""
+HANG_UP: Final = "swapd.hang_up"
+"""Extension of our server: a function that takes a callback for the client's hang-up."""
+WRITE: Final = "swapd.write"
+"""Extension of our server: writes a part of a body at once, if the client keeps up."""
+ONE_WRITE: Final = "swapd.one_write"
+"""Extension of our server: ``http.response.start`` may carry ``body`` and ``more_body``."""
 
 
 async def respond(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:

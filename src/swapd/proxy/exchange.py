@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from swapd.core.spec import RouteSpec
 from swapd.errors import InstanceDied, NotLoaded, SwapdError
 from swapd.proxy.answer import Answer, Stage
-from swapd.proxy.asgi import Headers, Message, Receive
+from swapd.proxy.asgi import Headers, Receive
 from swapd.proxy.headers import request_head
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.sse import TAIL_BYTES, prefill_tps
 from swapd.proxy.stepping import Driven
 from swapd.proxy.upstream import Connection, Gone, Pool
 from swapd.supervisor.pool import Supervisor
-from swapd.supervisor.ports import Upstream
 from swapd.supervisor.tickets import Ticket
 from swapd.units import format_duration
 
 TAIL_CHUNKS: Final = 8
+CLIENT_GONE: Final = 499
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What the client asked, read whole; ``target`` is path and query as they go upstream."""
 
     rid: str
@@ -59,12 +59,7 @@ class Phase(Enum):
     GONE = auto()  # the client ended first
 
 
-class _ClientGone(Exception):
-    """Nobody is left to answer."""
-
-
-class _Resend(Exception):
-    """Nothing of an answer came, and the request may be sent once more."""
+_RUNNING: Final = (Phase.ASKED, Phase.ANSWERING)
 
 
 class Exchange:
@@ -84,7 +79,6 @@ class Exchange:
         "_timer",
         "_timer_at",
         "_wake",
-        "_watch",
         "answer",
     )
 
@@ -97,44 +91,53 @@ class Exchange:
         self._broken_by: SwapdError | None = None
         self._tail: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
         self._wake: asyncio.Future[None] | None = None
-        self._watch: Driven[Message] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._byte_by = self._beat_at = inf
         if request.stream:
             self._beat_at = self._loop.time() + relay.settings.header_hold_s
 
-    async def run(self, receive: Receive) -> None:
-        """Relay the request; errors go to the client as its protocol has them."""
-        self._watch = Driven(receive(), self._hung_up)
+    async def run(self, receive: Receive, watch: Callable[[Any], bool] | None) -> None:
+        """Relay the request; errors go to the client as its protocol has them.
+
+        ``watch``: our server's way to hear of a hang-up; None: ``receive`` tells.
+        """
+        told = Driven(receive(), self._hung_up) if watch is None else None
         try:
-            if self._phase is not Phase.GONE:
-                await self._attempts()
-        except _ClientGone:
-            self.answer.status = self.answer.status or 499
+            if (watch is None or watch(self._hung_up)) and not await self._attempt(fresh=False):
+                await self._attempt(fresh=True)
         except SwapdError as error:
             await self.answer.fail(error)
         finally:
-            self._watch.close()
+            if told is not None:
+                told.close()
+            elif watch is not None:
+                watch(None)
             if self._timer is not None:
                 self._timer.cancel()
 
-    async def _attempts(self) -> None:
-        try:
-            await self._attempt(fresh=False)
-        except _Resend:
-            self._phase = Phase.WAITING
-            await self._attempt(fresh=True)
+    async def _attempt(self, *, fresh: bool) -> bool:
+        """One ticket, one sending; False if nothing of an answer came and the request may be sent once more.
 
-    async def _attempt(self, *, fresh: bool) -> None:
-        """One ticket, one sending; ``fresh``: the second and last one, on a new connection."""
+        ``fresh``: the second and last attempt, on a new connection.
+        """
+        self._phase = Phase.WAITING if self._phase is Phase.BROKEN else self._phase
         ticket = self._ticket()
         try:
-            upstream = ticket.upstream or await self._granted(ticket)
+            if ticket.upstream is None:
+                await self._granted(ticket)
             connection = None if fresh else self._relay.pool.idle(ticket.model, ticket.generation)
-            if connection is None:
-                connection = await self._connected(ticket, upstream, last_try=fresh)
-            self._ask(connection)
-            await self._until_over(ticket, may_resend=connection.used > 1)
+            if connection is None and self._phase is Phase.WAITING:
+                connection = await self._connected(ticket)
+            if self._phase is Phase.GONE:
+                return self._leave(connection)
+            if connection is not None:
+                self._ask(connection)
+                while self._phase in _RUNNING:
+                    await self._sleep()
+                if self._phase is Phase.COMPLETE:
+                    await self.answer.drain()  # the lease outlives the stream
+                    return True
+            return await self._failed(ticket, connection, last_try=fresh)
         finally:
             if self._connection is not None and self._phase is not Phase.COMPLETE:
                 self._connection.abort()
@@ -150,28 +153,24 @@ class Exchange:
             raise NotLoaded(f"{self._route.id} is not loaded, and this look-up does not load it")
         return ticket
 
-    async def _granted(self, ticket: Ticket) -> Upstream:
+    async def _granted(self, ticket: Ticket) -> None:
+        """Wait for the grant, or until the client has gone."""
         waiting = Driven(ticket.wait(), self._poke)
         try:
             while not waiting.done and self._phase is Phase.WAITING:
                 await self._sleep()
-            if self._phase is Phase.GONE:
-                raise _ClientGone
-            return waiting.result()
+            if self._phase is Phase.WAITING:
+                waiting.result()
         finally:
             waiting.close()
 
-    async def _connected(self, ticket: Ticket, upstream: Upstream, *, last_try: bool) -> Connection:
+    async def _connected(self, ticket: Ticket) -> Connection | None:
+        """A new connection; None if the process turns out dead."""
+        assert ticket.upstream is not None
         try:
-            connection = await self._relay.pool.connect(ticket.model, ticket.generation, upstream)
+            return await self._relay.pool.connect(ticket.model, ticket.generation, ticket.upstream)
         except Gone:
-            if last_try:
-                raise await self._relay.supervisor.death(ticket.model, ticket.generation) from None
-            raise _Resend from None
-        if self._phase is Phase.GONE:
-            connection.abort()
-            raise _ClientGone
-        return connection
+            return None
 
     def _ask(self, connection: Connection) -> None:
         request, route = self._request, self._route
@@ -181,27 +180,23 @@ class Exchange:
             self._byte_by = self._loop.time() + route.first_byte_timeout_s
         connection.ask(self, head, request.body, head_only=request.method == "HEAD")
 
-    async def _until_over(self, ticket: Ticket, *, may_resend: bool) -> None:
-        while self._phase in (Phase.ASKED, Phase.ANSWERING):
-            if self.answer.stuck:
-                await self._drain()
-            else:
-                await self._sleep()
-        if self._phase is Phase.GONE:
-            raise _ClientGone
-        if self._phase is Phase.COMPLETE:
-            await self.answer.drain()  # the lease outlives the stream
-        elif self._broken_by is not None:
-            raise self._broken_by
-        elif may_resend and self.answer.stage in (Stage.HELD, Stage.OPENED):
-            raise _Resend
-        else:
-            raise await self._relay.supervisor.death(ticket.model, ticket.generation)
+    def _leave(self, connection: Connection | None) -> bool:
+        """Nobody is left to answer."""
+        if connection is not None:
+            connection.abort()
+        self.answer.status = self.answer.status or CLIENT_GONE
+        return True
 
-    async def _drain(self) -> None:
-        await self.answer.drain()
-        if self._connection is not None:
-            self._connection.resume()
+    async def _failed(self, ticket: Ticket, connection: Connection | None, *, last_try: bool) -> bool:
+        """The answer did not come to its end: False if the request may be sent again, else its error is raised."""
+        if self._phase is Phase.GONE:
+            return self._leave(connection)
+        if self._broken_by is not None:
+            raise self._broken_by
+        unanswered = self.answer.stage in (Stage.HELD, Stage.OPENED)
+        if unanswered and not last_try and (connection is None or connection.used > 1):
+            return False
+        raise await self._relay.supervisor.death(ticket.model, ticket.generation)
 
     # what happens while the request's task sleeps
 
@@ -210,9 +205,10 @@ class Exchange:
         self.answer.head(status, headers)
 
     def on_data(self, data: bytes, *, last: bool) -> None:
-        self._beat_at = self._byte_by = inf
-        self._tail.append(data[-TAIL_BYTES:])
         keeps_up = self.answer.data(data, last=last)
+        if data or last:
+            self._beat_at = self._byte_by = inf
+            self._tail.append(data[-TAIL_BYTES:])
         if last:
             self._phase = Phase.COMPLETE
             self._poke()
@@ -226,7 +222,7 @@ class Exchange:
         self._poke()
 
     def _hung_up(self) -> None:
-        if self._phase in (Phase.ASKED, Phase.ANSWERING) and self._route.on_hangup == "drain":
+        if self._phase in _RUNNING and self._route.on_hangup == "drain":
             self.answer.discard()
             self._beat_at = inf
         elif self._phase is not Phase.COMPLETE:
@@ -240,8 +236,12 @@ class Exchange:
             self._wake.set_result(None)
 
     async def _sleep(self) -> None:
-        """Until something happened; what falls due meanwhile is done."""
-        due = min(self._beat_at, self._byte_by)
+        """Until something happened, or the slow client has taken what waits; what falls due meanwhile is done."""
+        if self.answer.stuck and self._connection is not None:
+            await self.answer.drain()
+            self._connection.resume()
+            return
+        due = self._beat_at if self._beat_at < self._byte_by else self._byte_by
         if due < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -253,7 +253,7 @@ class Exchange:
             self._fall_due(self._loop.time())
 
     def _fall_due(self, now: float) -> None:
-        if now >= self._byte_by and self._phase in (Phase.ASKED, Phase.ANSWERING):
+        if now >= self._byte_by and self._phase in _RUNNING:
             timeout = format_duration(self._route.first_byte_timeout_s)
             raise InstanceDied(f"{self._route.id}: no first byte within {timeout} (first_byte_timeout)")
         if now >= self._beat_at and self._phase not in (Phase.BROKEN, Phase.GONE):

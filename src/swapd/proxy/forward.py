@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final, TypeAlias
 from urllib.parse import parse_qs, unquote
 
 from swapd.core.spec import ModelId, RouteSpec
 from swapd.errors import BadRequest, SwapdError, TooLarge, UnknownModel
 from swapd.proxy.answer import Answer
-from swapd.proxy.asgi import RID, Receive, Scope, Send
+from swapd.proxy.asgi import HANG_UP, HEADERS, RID, Receive, Scope, Send
 from swapd.proxy.exchange import Exchange, Relay, Request
 from swapd.proxy.names import NOTHING, Asked, model_of, with_model
 from swapd.proxy.sse import dialect_of
@@ -35,81 +34,81 @@ class Forwarder:
 
     async def by_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A model-routed POST: the model is the body's or form's ``model``, else ``?model=``."""
-        answer = Answer(send, dialect_of(scope["path"]), scope[RID], "")
+        answer = Answer(scope, send, dialect_of(scope["path"]))
         try:
             body = await self._body(scope, receive)
-            asked = model_of(body, _header(scope, b"content-type"))
+            asked = model_of(body, scope[HEADERS].get(b"content-type", b""))
             if not asked.model and scope["query_string"]:
                 asked = Asked(_model_in_query(scope["query_string"]), asked.stream)
             route = route_of(self._routes, asked.model)
         except SwapdError as error:
-            await answer.fail(error)
-            self._count("", answer.status)
+            await self._refuse(answer, error)
         except _HungUp:
             return
         else:
-            await self._relayed(receive, answer, route, _request(scope, scope["raw_path"], body, asked))
+            await self._relayed(scope, receive, answer, route, _request(scope, scope["raw_path"], body, asked))
 
     async def by_path(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/upstream/{id}/{path}``: any method, straight to that model."""
         model, raw_rest = split_id(self._routes, scope["raw_path"].removeprefix(b"/upstream/"))
         path = unquote(raw_rest.decode("latin-1"))
-        answer = Answer(send, dialect_of(path), scope[RID], model)
+        answer = Answer(scope, send, dialect_of(path))
         try:
             route = route_of(self._routes, model)
             body = await self._body(scope, receive)
         except SwapdError as error:
-            await answer.fail(error)
-            self._count("", answer.status)
+            await self._refuse(answer, error)
         except _HungUp:
             return
         else:
             request = _request(scope, raw_rest, body, _streams(scope, body))
-            look_up = path in LOOK_UPS and request.method in ("GET", "HEAD")
-            await self._relayed(receive, answer, route, replace(request, look_up=True) if look_up else request)
+            looks_up = path in LOOK_UPS and request.method in ("GET", "HEAD")
+            await self._relayed(scope, receive, answer, route, request._replace(look_up=looks_up))
 
     async def by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET ``/props?model=`` and its like: a look-up, answered by a running model only."""
-        answer = Answer(send, dialect_of(scope["path"]), scope[RID], "")
+        answer = Answer(scope, send, dialect_of(scope["path"]))
         try:
             route = route_of(self._routes, _model_in_query(scope["query_string"]))
         except SwapdError as error:
-            await answer.fail(error)
-            self._count("", answer.status)
+            await self._refuse(answer, error)
         else:
-            request = replace(_request(scope, scope["raw_path"], b"", NOTHING), look_up=True)
-            await self._relayed(receive, answer, route, request)
+            request = _request(scope, scope["raw_path"], b"", NOTHING)
+            await self._relayed(scope, receive, answer, route, request._replace(look_up=True))
 
-    async def _relayed(self, receive: Receive, answer: Answer, route: RouteSpec, request: Request) -> None:
+    async def _relayed(
+        self, scope: Scope, receive: Receive, answer: Answer, route: RouteSpec, request: Request
+    ) -> None:
         if route.upstream_model and request.body:
-            request = replace(request, body=with_model(request.body, route.upstream_model))
+            request = request._replace(body=with_model(request.body, route.upstream_model))
         answer.model = route.id
         try:
-            await Exchange(self._relay, route, request, answer).run(receive)
+            await Exchange(self._relay, route, request, answer).run(receive, scope.get("extensions", {}).get(HANG_UP))
         finally:
             self._count(route.id, answer.status)
 
+    async def _refuse(self, answer: Answer, error: SwapdError) -> None:
+        await answer.fail(error)
+        self._count("", answer.status)
+
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._relay.settings.max_body_bytes
-        announced = _header(scope, b"content-length")
+        announced: bytes = scope[HEADERS].get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _HungUp
-        if not message.get("more_body"):
-            return _bounded(message.get("body", b""), limit)
-        chunks: list[bytes] = [message.get("body", b"")]
-        size = len(chunks[0])
-        while message.get("more_body"):
+        chunks: list[bytes] = []
+        size = 0
+        while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise _HungUp
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
+            body: bytes = message.get("body", b"")
+            size += len(body)
             if size > limit:
                 raise _too_large(limit)
-        return b"".join(chunks)
+            if not message.get("more_body"):
+                return b"".join([*chunks, body]) if chunks else body
+            chunks.append(body)
 
 
 def route_of(routes: Routes, model: str) -> RouteSpec:
@@ -145,26 +144,13 @@ def _request(scope: Scope, raw_path: bytes, body: bytes, asked: Asked) -> Reques
 def _streams(scope: Scope, body: bytes) -> Asked:
     """Whether a body asks for a stream; what cannot be read is the process's own business."""
     try:
-        return model_of(body, _header(scope, b"content-type")) if scope["method"] == "POST" else NOTHING
+        return model_of(body, scope[HEADERS].get(b"content-type", b"")) if scope["method"] == "POST" else NOTHING
     except BadRequest:
         return NOTHING
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            return value  # type: ignore[no-any-return]
-    return b""
-
-
 def _model_in_query(query: bytes) -> str:
     return parse_qs(query.decode("latin-1")).get("model", [""])[-1]
-
-
-def _bounded(body: bytes, limit: int) -> bytes:
-    if len(body) > limit:
-        raise _too_large(limit)
-    return body
 
 
 def _too_large(limit: int) -> TooLarge:

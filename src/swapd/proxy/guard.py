@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from swapd.errors import SwapdError
-from swapd.proxy.asgi import RID, App, Headers, Message, Receive, Scope, Send, respond
+from swapd.proxy.asgi import HEADERS, RID, App, Headers, Message, Receive, Scope, Send, respond
 from swapd.proxy.keys import Gatekeeper
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.sse import dialect_of
@@ -39,6 +39,7 @@ class Guard:
             return
         rid = scope[RID] = f"{self._prefix}-{next(self._numbers):x}"
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        scope[HEADERS] = headers
         extra: Headers = [(b"x-request-id", rid.encode())]
         started = False
 

@@ -54,23 +54,23 @@ OWN_STREAM_HEAD: Final[Headers] = [(b"content-type", EVENT_STREAM), *_STREAM_HEA
 
 def request_head(method: str, target: bytes, headers: Headers, body_bytes: int, api_key: str) -> bytes:
     """The head of the request to the model's process; ``target`` is path and query as they came."""
-    lines = [b"%s %s HTTP/1.1\r\nhost: localhost\r\naccept-encoding: identity" % (method.encode(), target)]
-    named = _named_by_connection(headers)
-    for name, value in headers:
-        if name not in _NOT_UPSTREAM and name not in named:
-            lines.append(b"%s: %s" % (name, value))
-    if api_key:
-        lines.append(b"authorization: Bearer " + api_key.encode())
-    if body_bytes or method not in _BODYLESS:
-        lines.append(b"content-length: %d" % body_bytes)
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines)
+    dropped = _dropped(_NOT_UPSTREAM, headers)
+    passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in dropped])
+    key = b"authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
+    length = b"content-length: %d\r\n" % body_bytes if body_bytes or method not in _BODYLESS else b""
+    return b"%b %b HTTP/1.1\r\nhost: localhost\r\naccept-encoding: identity\r\n%b%b%b\r\n" % (
+        method.encode(),
+        target,
+        passed,
+        key,
+        length,
+    )
 
 
 def response_headers(headers: Headers) -> tuple[Headers, bool]:
     """What of an answer's headers reaches the client, and whether it is an event stream."""
-    named = _named_by_connection(headers)
-    kept = [pair for pair in headers if pair[0] not in _NOT_DOWNSTREAM and pair[0] not in named]
+    dropped = _dropped(_NOT_DOWNSTREAM, headers)
+    kept = [pair for pair in headers if pair[0] not in dropped]
     for name, value in kept:
         if name == b"content-type" and value[:17].lower() == EVENT_STREAM:
             kept = [pair for pair in kept if pair[0] not in (b"cache-control", b"x-accel-buffering")]
@@ -78,8 +78,9 @@ def response_headers(headers: Headers) -> tuple[Headers, bool]:
     return kept, False
 
 
-def _named_by_connection(headers: Headers) -> frozenset[bytes]:
+def _dropped(always: frozenset[bytes], headers: Headers) -> frozenset[bytes]:
+    """Those that never pass, and those that ``Connection`` names."""
     for name, value in headers:
         if name == b"connection" and value not in (b"keep-alive", b"close"):
-            return frozenset(token.strip().lower() for token in value.split(b","))
-    return frozenset()
+            return always | frozenset(token.strip().lower() for token in value.split(b","))
+    return always

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final, TypeAlias
 
 from swapd import __version__
@@ -51,18 +51,16 @@ class Router:
     def __init__(self, exact: Mapping[str, Methods], prefixes: Mapping[str, Methods]) -> None:
         self._exact, self._prefixes = exact, prefixes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         methods = self._exact.get(scope["path"]) or self._by_prefix(scope["path"])
         endpoint = methods.get(scope["method"])
         if endpoint is not None:
-            await endpoint(scope, receive, send)
-        elif methods:
+            return endpoint(scope, receive, send)
+        if methods:
             allowed = ", ".join(methods)
-            await _problem(
-                scope, send, 405, "method_not_allowed", f"allowed here: {allowed}", [(b"allow", allowed.encode())]
-            )
-        else:
-            await _problem(scope, send, 404, "not_found", f"there is nothing at {scope['path'][:200]}")
+            headers = [(b"allow", allowed.encode())]
+            return _problem(scope, send, 405, "method_not_allowed", f"allowed here: {allowed}", headers)
+        return _problem(scope, send, 404, "not_found", f"there is nothing at {scope['path'][:200]}")
 
     def _by_prefix(self, path: str) -> Methods:
         for prefix, methods in self._prefixes.items():

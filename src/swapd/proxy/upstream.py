@@ -27,9 +27,11 @@ Key: TypeAlias = tuple[ModelId, int]
 class Receiver(Protocol):
     """Who hears of an answer; called from ``data_received``, so it never suspends."""
 
-    def on_head(self, status: int, headers: Headers) -> None: ...
+    def on_head(self, status: int, headers: Headers) -> None:
+        """The answer's head; ``on_data`` follows at once."""
 
-    def on_data(self, data: bytes, *, last: bool) -> None: ...
+    def on_data(self, data: bytes, *, last: bool) -> None:
+        """What came in together, which may be nothing."""
 
     def on_broken(self, error: SwapdError | None) -> None:
         """The connection ended before the answer did; ``error``: why it was closed, if swapd closed it."""
@@ -48,12 +50,13 @@ class Connection(asyncio.Protocol):
         self.key = key
         self._pool = pool
         self._transport: asyncio.Transport | None = None
-        self._parser: Any = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
         self._status = 0
         self._headers: Headers = []
         self._chunks: list[bytes] = []
+        self.on_body = self._chunks.append  # httptools calls it for each piece; a method of ours would cost more
         self._head_only = self._headed = self._complete = self._keep = False
+        self._parser: Any = httptools.HttpResponseParser(self)
 
     def ask(self, receiver: Receiver, head: bytes, body: bytes, *, head_only: bool = False) -> None:
         """Write a request; its answer goes to ``receiver``. ``head_only``: the answer to HEAD has no body."""
@@ -105,17 +108,18 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.retire(None)
             return
+        chunks = self._chunks
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
         if self._status:
             status, self._status, self._headed = self._status, 0, True
             receiver.on_head(status, self._headers)
             if self._head_only:
-                self._chunks, self._complete, self._keep = [], True, False
-        chunks = self._chunks
+                body, self._complete, self._keep = b"", True, False
         if self._complete:
-            self._finish(receiver)
-        elif chunks:
-            self._chunks = []
-            receiver.on_data(chunks[0] if len(chunks) == 1 else b"".join(chunks), last=False)
+            self._finish(receiver, body)
+        elif self._headed:
+            receiver.on_data(body, last=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
@@ -142,17 +146,12 @@ class Connection(asyncio.Protocol):
             self._status = status
             self._keep = self._parser.should_keep_alive()
 
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-
     def on_message_complete(self) -> None:
         self._complete = self._status != 0 or self._headed
 
-    def _finish(self, receiver: Receiver) -> None:
-        data = b"".join(self._chunks)
+    def _finish(self, receiver: Receiver, data: bytes) -> None:
         self._receiver = None
         self._headed = self._complete = False
-        self._chunks = []
         if self._keep:
             self._pool.release(self)
         else:

@@ -1,0 +1,157 @@
+"""uvicorn's HTTP protocol with three things that a relay needs on its hot path.
+
+* A part of a body is written by a plain call: a coroutine for each token costs more.
+* A hang-up calls back, so that watching for it needs neither a task nor a ``receive``.
+* A head and the bytes that come with it are one ``write``: each write is a
+  system call, and a wake-up of the client.
+
+They are ASGI extensions: ``scope["extensions"]`` has them, and an app that finds
+none goes by the book. It leans on uvicorn's ``HttpToolsProtocol`` (pinned in
+``constraints.txt``); a test runs the two side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import unquote
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from swapd.proxy.asgi import HANG_UP, ONE_WRITE, WRITE
+
+_JOINED_BYTES: Final = 65536
+"""Larger bodies are not copied behind their head."""
+
+
+class Cycle(RequestResponseCycle):
+    """One request and its response."""
+
+    on_hang_up: Callable[[], None] | None = None
+
+    def watch(self, on_hang_up: Callable[[], None] | None) -> bool:
+        """Call back when the client goes (None: no longer); False if it has gone already."""
+        self.on_hang_up = on_hang_up
+        return not self.disconnected
+
+    def write(self, body: bytes) -> bool:
+        """A part of a chunked body, at once; False: nothing was done, ``send`` it."""
+        if self.flow.write_paused or self.disconnected or not self.chunked_encoding:
+            return False
+        if body:  # an empty chunk would be the end
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+    async def send(self, message: Any) -> None:
+        """As uvicorn's; a ``http.response.start`` may carry ``body`` and ``more_body`` too."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if not self.response_started:
+            head = self._head(message)
+            if "body" in message:
+                self._write(head, message["body"], message["more_body"])
+            else:
+                self.transport.write(head)
+        elif message["type"] != "http.response.body" or self.response_complete:
+            raise RuntimeError(f"unexpected ASGI message {message['type']!r}")
+        else:
+            self._write(b"", message.get("body", b""), message.get("more_body", False))
+
+    def _head(self, message: Any) -> bytes:
+        if message["type"] != "http.response.start":
+            raise RuntimeError(f"expected 'http.response.start', got {message['type']!r}")
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        status = message["status"]
+        headers = [*self.default_headers, *message["headers"]]
+        chunked = self.scope["method"] != "HEAD" and status not in (204, 304)
+        for name, value in headers:
+            if name == b"content-length":
+                self.expected_content_length, chunked = int(value), False
+            elif name == b"connection" and b"close" in value.lower():
+                self.keep_alive = False
+        self.chunked_encoding = chunked
+        if chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        if not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        block = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+        if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers):
+            raise RuntimeError("a header holds a line break")
+        return b"%b%b\r\n" % (STATUS_LINE[status], block)
+
+    def _write(self, head: bytes, body: bytes, more_body: bool) -> None:
+        if self.scope["method"] == "HEAD":
+            self.expected_content_length, framed = 0, b""
+        elif self.chunked_encoding:
+            framed = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more_body:
+                framed += b"0\r\n\r\n"
+        else:
+            framed = body
+            self.expected_content_length -= len(body)
+        if head and len(framed) <= _JOINED_BYTES:
+            self.transport.write(head + framed)
+        else:
+            if head:
+                self.transport.write(head)
+            if framed:
+                self.transport.write(framed)
+        if self.expected_content_length < 0 or (self.expected_content_length and not more_body):
+            raise RuntimeError("the body is not as long as Content-Length says")
+        if not more_body:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.scope["extensions"] = {}  # they lead back to this object: garbage that only a collection would find
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One client's connection."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.on_hang_up is not None and not cycle.response_complete:
+            cycle.on_hang_up()
+
+    def on_headers_complete(self) -> None:
+        """As uvicorn's, with our ``Cycle`` and without what ``serve`` never uses (limits, websockets)."""
+        scope: Any = self.scope
+        http_version = self.parser.get_http_version()
+        scope["http_version"] = http_version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        raw_path, _, scope["query_string"] = self.url.partition(b"?")
+        if not raw_path.startswith(b"/"):  # the form that proxies get: scheme and host in front of the path
+            raw_path = b"/" + raw_path.partition(b"://")[2].partition(b"/")[2]
+        path = raw_path.decode("latin-1")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        running = self.cycle
+        cycle = self.cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=http_version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        scope["extensions"] = {HANG_UP: cycle.watch, WRITE: cycle.write, ONE_WRITE: {}}
+        if running is None or running.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:  # pipelined
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
