@@ -25,6 +25,8 @@ from swapd.units import format_duration
 
 TAIL_CHUNKS: Final = 8
 CLIENT_GONE: Final = 499
+TIMER_SLACK_S: Final = 0.001
+"""uvloop counts milliseconds: a timer may come up to half of one early."""
 
 
 class Request(NamedTuple):
@@ -235,6 +237,10 @@ class Exchange:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
+    def _tick(self) -> None:
+        self._timer_at = inf
+        self._poke()
+
     async def _sleep(self) -> None:
         """Until something happened, or the slow client has taken what waits; what falls due meanwhile is done."""
         if self.answer.stuck and self._connection is not None:
@@ -245,12 +251,11 @@ class Exchange:
         if due < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer, self._timer_at = self._loop.call_at(due, self._poke), due
+            self._timer, self._timer_at = self._loop.call_at(due, self._tick), due
         self._wake = self._loop.create_future()
         await self._wake
-        if self._timer_at < inf and self._timer_at <= self._loop.time():
-            self._timer_at = inf
-            self._fall_due(self._loop.time())
+        if due < inf:
+            self._fall_due(self._loop.time() + TIMER_SLACK_S)
 
     def _fall_due(self, now: float) -> None:
         if now >= self._byte_by and self._phase in _RUNNING:
