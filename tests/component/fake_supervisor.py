@@ -6,9 +6,10 @@ import asyncio
 import functools
 import json
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,10 @@ import uvicorn
 import uvloop
 
 from swapd.core.spec import RouteSpec
-from swapd.errors import InstanceDied, SwapdError
+from swapd.errors import InstanceDied, ShuttingDown, SwapdError
 from swapd.proxy.app import build_app
-from swapd.proxy.serve import server_config
+from swapd.proxy.listen import parse_listen
+from swapd.proxy.serve import serve, server_config
 from swapd.proxy.settings import ProxySettings
 from swapd.supervisor.ports import Upstream
 from swapd.supervisor.tickets import Ticket
@@ -198,12 +200,19 @@ class StubUpstream:
     path: str = ""
     calls: list[Call] = field(default_factory=list)
     connections: int = 0
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.append(asyncio.ensure_future(self.serve_one(reader, writer)))
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         connection = self.connections
-        self.writers.append(writer)
         try:
             while call := await self._read(reader, writer, connection):
                 self.calls.append(call)
@@ -325,7 +334,7 @@ async def world(
     known = ROUTES if routes is None else routes
     with tempfile.TemporaryDirectory() as folder:
         stub = StubUpstream(behaviour, os.path.join(folder, "up.sock"))
-        upstream = await asyncio.start_unix_server(stub.serve_one, stub.path)
+        upstream = await asyncio.start_unix_server(stub.accept, stub.path)
         supervisor = FakeSupervisor(dict.fromkeys(known, Upstream(path=stub.path)))
         app = build_app(supervisor, known, ProxySettings(**settings))  # type: ignore[arg-type]
         config = server_config(app)
@@ -338,8 +347,7 @@ async def world(
         try:
             yield World(port, supervisor, stub)
         finally:
-            for writer in stub.writers:
-                writer.transport.abort()
+            await stub.close()
             upstream.close()
             for listener in server.servers:
                 listener.close()
@@ -371,3 +379,32 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
         assert not complaints, complaints
 
     return run
+
+
+class StoppingSupervisor(FakeSupervisor):
+    """Drains as the real one does: running requests get ``drain_s``, then end with an error."""
+
+    def __init__(self, upstreams: Mapping[str, Upstream], drain_s: float) -> None:
+        super().__init__(upstreams)
+        self.drain_s = drain_s
+
+    async def shutdown(self) -> None:
+        print("shutdown", flush=True)
+        self.refusals = dict.fromkeys(self.upstreams, ShuttingDown("swapd is stopping"))
+        with suppress(TimeoutError):
+            await until(lambda: not self.open, self.drain_s)
+        self.restart("a", ShuttingDown("swapd is stopping"))
+        print("children stopped", flush=True)
+
+    def shutdown_now(self) -> None:
+        print("shutdown now", flush=True)
+
+
+async def _serve(listen: str, upstream: str, drain_s: float) -> None:
+    supervisor = StoppingSupervisor({"a": Upstream(path=upstream)}, drain_s)
+    app = build_app(supervisor, {"a": RouteSpec("a")}, ProxySettings())  # type: ignore[arg-type]
+    await serve(app, parse_listen(listen), supervisor, lambda url: print(url, flush=True))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(sys.argv[1], sys.argv[2], float(sys.argv[3])))

@@ -68,15 +68,16 @@ class Cycle(RequestResponseCycle):
         status = message["status"]
         headers = [*self.default_headers, *message["headers"]]
         chunked = self.scope["method"] != "HEAD" and status not in (204, 304)
+        told = False
         for name, value in headers:
             if name == b"content-length":
                 self.expected_content_length, chunked = int(value), False
             elif name == b"connection" and b"close" in value.lower():
-                self.keep_alive = False
+                told, self.keep_alive = True, False
         self.chunked_encoding = chunked
         if chunked:
             headers.append((b"transfer-encoding", b"chunked"))
-        if not self.keep_alive:
+        if not self.keep_alive and not told:
             headers.append((b"connection", b"close"))
         block = b"".join([b"%b: %b\r\n" % pair for pair in headers])
         if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers):

@@ -1,0 +1,93 @@
+# ruff: noqa: FBT003
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from swapd.errors import BadRequest
+from swapd.proxy import names
+from swapd.proxy.names import Asked, model_of, with_model
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        (b'{"model": "a"}', Asked("a", False)),
+        (b'{"stream": true, "model": "org/m:q4 k"}', Asked("org/m:q4 k", True)),
+        (b'{"messages": [{"model": "inner", "stream": true}], "model": "outer"}', Asked("outer", False)),
+        (b'{"model": "\\u00e9"}', Asked("é", False)),
+        (b'{"model": 3, "stream": 1}', Asked("", False)),
+        (b'{"model": null}', Asked("", False)),
+        (b"{}", Asked("", False)),
+        (b"[]", Asked("", False)),
+        (b"", Asked("", False)),
+        (b" \n", Asked("", False)),
+        (b'"model"', Asked("", False)),
+        (b"7", Asked("", False)),
+    ],
+)
+def test_only_a_top_level_text_is_a_model(body: bytes, asked: Asked) -> None:
+    assert model_of(body) == asked
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 200_000, b'{"model": "a"} trailing'])
+def test_what_is_no_json_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        model_of(body)
+
+
+def test_scanner_of_large_bodies_agrees_with_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(7)
+    pieces: list[object] = [
+        'q"uo\\te',
+        "\\",
+        '\\"',
+        "A" * 300,
+        {"model": "x", "stream": False},
+        [1, ["]{"]],
+        None,
+        1.5e3,
+        "",
+    ]
+    bodies = []
+    for _ in range(300):
+        fields: list[tuple[str, object]] = [(f"k{n}", chance.choice(pieces)) for n in range(chance.randrange(6))]
+        fields += [
+            ("model", chance.choice(["m", 'we"ird\\', "é", 3, None, ["l"]])),
+            ("stream", chance.choice([True, False, "x"])),
+        ]
+        chance.shuffle(fields)
+        indent = chance.choice([None, 1])
+        bodies.append(json.dumps(dict(fields), indent=indent, ensure_ascii=chance.random() < 0.5).encode())
+    parsed = [model_of(body) for body in bodies]
+    monkeypatch.setattr(names, "PARSED_WHOLE_BYTES", 0)
+    assert [model_of(body) for body in bodies] == parsed
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 3))
+def test_scanner_survives_broken_bodies(monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+    monkeypatch.setattr(names, "PARSED_WHOLE_BYTES", 0)
+    model_of(b'{"model": "a\\"b", "messages": [{"x": "y"}], "stream": true}'[:cut])
+
+
+def test_fields_of_a_multipart_form() -> None:
+    form = (
+        b'--xx\r\nContent-Disposition: form-data; name="file"; filename="name=model"\r\n\r\n\x00--x\r\n'
+        b'--xx\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
+        b'--xx\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n--xx--\r\n'
+    )
+    assert model_of(form, b'multipart/form-data; boundary="xx"') == Asked("whisper", True)
+    assert model_of(form, b"multipart/form-data") == Asked("", False)
+    assert model_of(form[:120], b"multipart/form-data; boundary=xx") == Asked("", False)
+
+
+def test_fields_of_an_urlencoded_form() -> None:
+    assert model_of(b"model=a%2Fb&stream=true", b"application/x-www-form-urlencoded") == Asked("a/b", True)
+
+
+def test_other_name_upstream() -> None:
+    assert json.loads(with_model(b'{"model": "a", "x": 1}', "b")) == {"model": "b", "x": 1}
+    assert with_model(b"not json", "b") == b"not json"
+    assert with_model(b"[]", "b") == b"[]"
