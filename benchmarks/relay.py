@@ -1,12 +1,19 @@
 """CPU of a relay per request and per streamed chunk, against a bare splice on the same machine in the same run.
 
-    python -m benchmarks.relay [--runs 5] [--factory module:function]
+    python -m benchmarks.relay [--runs 5] [--factory module:function] [--flat-out]
 
 Two loads: JSON requests of 2 KB by 16 clients, and streams of 200 chunks by 32
 clients. Each relay is a process of its own whose CPU time the kernel tells;
-upstream (on a unix socket) and clients are other processes. The factory builds
-the app from the upstream's socket path: by default the real app over a fake
-supervisor. ``LLAMA_SWAP_BIN`` is run beside if it is set.
+upstream (on a unix socket) and clients are other processes. Every relay gets the
+same load, paced as engines are: an answer takes 50 ms, a token 30 ms, both
++-50 %, so that each event arrives by itself and wakes the relay, as in real use.
+
+``--flat-out`` paces nothing: events arrive in batches, a splice's system calls
+become nearly free on some machines, and the ratio is mostly Python against C.
+
+The factory builds the app from the upstream's socket path (it may be a coroutine
+function); by default the real app over a supervisor without a scheduler.
+``LLAMA_SWAP_BIN`` is run beside if it is set.
 """
 
 from __future__ import annotations
@@ -24,25 +31,40 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
-REQUESTS, STREAMS, CHUNKS = 1000, 32, 200
+from benchmarks.splice import serve_splice
+
+CHUNKS = 200
 JSON_CLIENTS, STREAM_CLIENTS = 16, 32
-CHUNK_PAUSE_S = 0.03
-THINK_S = 0.05
+
+
+class Pace(NamedTuple):
+    """Seconds of an answer and of a chunk, and how much of each load makes a run."""
+
+    think_s: float
+    chunk_s: float
+    requests: int
+    streams: int
+
+
+PACED, FLAT_OUT = Pace(0.05, 0.03, 1000, 32), Pace(0.0, 0.002, 4000, 320)
 TARGET_REQUEST, TARGET_CHUNK = 3.5, 1.5
 KEY = "local-key"
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 # upstream
 
 
 class Upstream(asyncio.Protocol):
-    """Answers a JSON request at once, a stream with a chunk every 2 ms."""
+    """Answers a request after a while, or streams chunks."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self.seen = transport, b""
@@ -58,15 +80,16 @@ class Upstream(asyncio.Protocol):
         self.seen = body[size:]
         if b'"stream": true' in body[:size]:
             self.left = CHUNKS
-            self.transport.write(
-                b"HTTP/1.1 200 OK\r\nServer: stub\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-            )
+            self.transport.write(STREAM_HEAD)
             self._chunk()
         else:
-            asyncio.get_running_loop().call_later(THINK_S * random.uniform(0.5, 1.5), self._answer)
+            self._after(self.pace.think_s, lambda: self.transport.write(JSON_ANSWER))
 
-    def _answer(self):
-        self.transport.write(JSON_ANSWER)
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds * random.uniform(0.5, 1.5), call)
+        else:
+            call()
 
     def _chunk(self) -> None:
         if self.transport.is_closing():
@@ -74,7 +97,7 @@ class Upstream(asyncio.Protocol):
         if self.left:
             self.left -= 1
             self.transport.write(STREAM_CHUNK)
-            asyncio.get_running_loop().call_later(CHUNK_PAUSE_S * random.uniform(0.5, 1.5), self._chunk)
+            self._after(self.pace.chunk_s, self._chunk)
         else:
             self.transport.write(b"0\r\n\r\n")
 
@@ -89,15 +112,23 @@ _EVENT = {
 }
 _DATA = b"data: " + json.dumps(_EVENT).encode() + b"\n\n"
 STREAM_CHUNK = b"%x\r\n%s\r\n" % (len(_DATA), _DATA)
-_ANSWER = json.dumps({"id": "x", "choices": [{"message": {"content": "word " * 80}}], "usage": {"total_tokens": 90}}).encode()
-JSON_ANSWER = (
-    b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5, max=100\r\nServer: llama.cpp\r\nContent-Type: application/json; charset=utf-8\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(_ANSWER), _ANSWER)
+_CHOICES = [{"message": {"role": "assistant", "content": "word " * 80}}]
+_ANSWER = json.dumps({"id": "x", "choices": _CHOICES, "usage": {"total_tokens": 90}}).encode()
+_HEAD = b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5, max=100\r\nServer: llama.cpp\r\n"
+JSON_ANSWER = b"%sContent-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s" % (
+    _HEAD,
+    len(_ANSWER),
+    _ANSWER,
 )
+STREAM_HEAD = _HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def serve_upstream(path: str) -> None:
-    server = await asyncio.get_running_loop().create_unix_server(Upstream, path, backlog=512)
+async def serve_upstream(path: str, port: int, pace: Pace) -> None:
+    loop = asyncio.get_running_loop()
+    if port:
+        server = await loop.create_server(lambda: Upstream(pace), "127.0.0.1", port)
+    else:
+        server = await loop.create_unix_server(lambda: Upstream(pace), path, backlog=512)
     await server.serve_forever()
 
 
@@ -212,18 +243,34 @@ async def serve_app(upstream: str, port: int, factory: str) -> None:
 @contextmanager
 def process(*args: str) -> Iterator[int]:
     """A child of this file; its pid."""
-    child = subprocess.Popen([sys.executable, "-m", "benchmarks.relay", *args], stdin=subprocess.DEVNULL)
-    try:
-        yield child.pid
-    finally:
-        child.kill()
-        child.wait()
+    with started([sys.executable, "-m", "benchmarks.relay", *args]) as pid:
+        yield pid
 
 
 @contextmanager
-def llama_swap(upstream: str, port: int) -> Iterator[int]:
-    """llama-swap in front of the same upstream, through a TCP port (it knows no sockets)."""
-    raise NotImplementedError
+def llama_swap(folder: str, port: int, *, flat_out: bool) -> Iterator[int]:
+    """llama-swap in front of the same upstream, by TCP (it knows no sockets)."""
+    pace = "--flat-out " if flat_out else ""
+    command = f"{sys.executable} -m benchmarks.relay {pace}--serve upstream - ${{PORT}}"
+    config = {"models": {"a": {"cmd": command, "proxy": "http://127.0.0.1:${PORT}", "checkEndpoint": "none"}}}
+    path = Path(folder, "llama-swap.yaml")
+    path.write_text(json.dumps(config))  # JSON is YAML
+    with started([os.environ["LLAMA_SWAP_BIN"], "-config", str(path), "-listen", f"127.0.0.1:{port}"]) as pid:
+        yield pid
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[int]:
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield child.pid
+    finally:
+        child.terminate()
+        try:
+            child.wait(5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def cpu_s(pid: int) -> float:
@@ -234,19 +281,21 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
-def wait_for(port: int) -> None:
+def wait_for(where: int | str) -> None:
+    """Until something listens at a port or socket path."""
+    family = socket.AF_INET if isinstance(where, int) else socket.AF_UNIX
     for _ in range(500):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+        with socket.socket(family) as probe:
+            if probe.connect_ex(("127.0.0.1", where) if isinstance(where, int) else where) == 0:
                 return
         time.sleep(0.02)
-    raise SystemExit(f"nothing listens at {port}")
+    raise SystemExit(f"nothing listens at {where}")
 
 
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+        return int(one.getsockname()[1])
 
 
 def measure(pid: int, load: Callable[[], None]) -> float:
@@ -255,58 +304,61 @@ def measure(pid: int, load: Callable[[], None]) -> float:
     return cpu_s(pid) - before
 
 
-def run_once(pid: int, port: int) -> tuple[float, float]:
+def run_once(pid: int, port: int, pace: Pace) -> tuple[float, float]:
     """Microseconds per request and per chunk."""
-    per_request = measure(pid, lambda: uvloop.run(drive(port, JSON_CLIENTS, REQUESTS, stream=False))) / REQUESTS
-    seconds = measure(pid, lambda: uvloop.run(drive(port, STREAM_CLIENTS, STREAMS, stream=True)))
-    return per_request * 1e6, seconds / STREAMS / CHUNKS * 1e6
+    requests = measure(pid, lambda: uvloop.run(drive(port, JSON_CLIENTS, pace.requests, stream=False)))
+    streams = measure(pid, lambda: uvloop.run(drive(port, STREAM_CLIENTS, pace.streams, stream=True)))
+    return requests / pace.requests * 1e6, streams / pace.streams / CHUNKS * 1e6
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--factory", default="benchmarks.relay:build_fake")
+    parser.add_argument("--flat-out", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", nargs=3, metavar=("KIND", "SOCKET", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        kind, path, port = options.serve
-        return serve_child(kind, path, int(port), options.factory)
-    return compare(options.runs, options.factory, as_json=options.json)
+        return serve_child(*options.serve, options.factory, FLAT_OUT if options.flat_out else PACED)
+    medians = compare(options.runs, options.factory, flat_out=options.flat_out)
+    return report(medians, as_json=options.json)
 
 
-def serve_child(kind: str, path: str, port: int, factory: str) -> int:
+def serve_child(kind: str, path: str, port: str, factory: str, pace: Pace) -> int:
     if kind == "upstream":
-        uvloop.run(serve_upstream(path))
+        uvloop.run(serve_upstream(path, int(port), pace))
     elif kind == "splice":
-        from benchmarks.splice import serve_splice
-
-        uvloop.run(serve_splice(path, port))
+        uvloop.run(serve_splice(path, int(port)))
     else:
-        uvloop.run(serve_app(path, port, factory))
+        uvloop.run(serve_app(path, int(port), factory))
     return 0
 
 
-def compare(runs: int, factory: str, *, as_json: bool) -> int:
-    with tempfile.TemporaryDirectory() as folder:
+def compare(runs: int, factory: str, *, flat_out: bool) -> dict[str, tuple[float, ...]]:
+    """Medians of microseconds per request and per chunk; the first run only warms up."""
+    options = ["--factory", factory, *(["--flat-out"] if flat_out else [])]
+    pace = FLAT_OUT if flat_out else PACED
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = f"{folder}/up.sock"
-        splice_port, app_port = free_port(), free_port()
-        with (
-            process("--serve", "upstream", path, "0"),
-            process("--serve", "splice", path, str(splice_port)) as splice,
-            process("--factory", factory, "--serve", "app", path, str(app_port)) as app,
-        ):
-            wait_for(splice_port)
-            wait_for(app_port)
-            relays = {"splice": (splice, splice_port), "swapd": (app, app_port)}
-            figures: dict[str, list[tuple[float, float]]] = {name: [] for name in relays}
-            for number in range(runs + 1):
-                for name, (pid, port) in relays.items():
-                    result = run_once(pid, port)
-                    if number:  # the first run warms up
-                        figures[name].append(result)
-    medians = {name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in figures.items()}
-    return report(medians, as_json=as_json)
+        stack.enter_context(process(*options, "--serve", "upstream", path, "0"))
+        wait_for(path)
+        relays = {}
+        for name in ("splice", "swapd"):
+            port = free_port()
+            relays[name] = (stack.enter_context(process(*options, "--serve", name, path, str(port))), port)
+        if os.environ.get("LLAMA_SWAP_BIN"):
+            port = free_port()
+            relays["llama-swap"] = (stack.enter_context(llama_swap(folder, port, flat_out=flat_out)), port)
+        for _, port in relays.values():
+            wait_for(port)
+        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in relays}
+        for number in range(runs + 1):
+            for name, (pid, port) in relays.items():
+                figure = run_once(pid, port, pace)
+                if number:
+                    figures[name].append(figure)
+    return {name: tuple(map(statistics.median, zip(*rows, strict=True))) for name, rows in figures.items()}
 
 
 def report(medians: dict[str, tuple[float, ...]], *, as_json: bool) -> int:
