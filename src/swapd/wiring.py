@@ -1,1 +1,156 @@
 """Composition root: builds everything and passes it down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from swapd.config.generated import demo_toml, find_models, found_toml, model_folders
+from swapd.config.load import Loaded, find_config, load, load_text
+from swapd.config.resolve import Resolved, resolve
+from swapd.devices.monitor import Monitor
+from swapd.errors import ConfigError
+from swapd.launch.limits import raise_nofile
+from swapd.llama import demo
+from swapd.llama.launcher import LlamaLauncher, Surroundings
+from swapd.planner.check import Report, check_files, size_models
+from swapd.planner.footprints import Footprints
+from swapd.store import Store
+from swapd.supervisor.pool import Supervisor
+
+
+class MonotonicClock:
+    """Implements ``supervisor.ports.Clock``."""
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+
+def configure(
+    config: str | None = None,
+    *,
+    listen: str | None = None,
+    devices: str | None = None,
+    demo_models: bool = False,
+    files: bool = True,
+) -> Resolved:
+    """The configuration that a command line means: a file, the demo, or what is found on this machine.
+
+    Raises:
+        ConfigError: with every mistake at once, or what the demo needs.
+    """
+    flags: dict[str, Any] = {}
+    if listen is not None:
+        flags["server"] = {"listen": listen}
+    if devices is not None:
+        flags["devices"] = {"source": f"file:{Path(devices).absolute()}"}
+    return resolve(_loaded(config, flags, demo_models=demo_models), files=files)
+
+
+def _loaded(config: str | None, flags: Mapping[str, Any], *, demo_models: bool) -> Loaded:
+    if demo_models:
+        missing, model = demo.what_is_missing(), demo.demo_model_path()
+        if missing or model is None:
+            raise ConfigError(missing)
+        return load_text(demo_toml(model), None, flags=flags, name="(demo)")
+    path = find_config(config)
+    if path is not None:
+        return load(path, flags=flags)
+    return load_text(found_toml(find_models(model_folders())), None, flags=flags, name="(found models)")
+
+
+def serve(resolved: Resolved, on_listening: Callable[[str], None]) -> None:
+    """Serve until a signal; returns when every child is gone.
+
+    Raises:
+        SwapdError: if the address is taken or the state directory cannot be used.
+    """
+    nofile_soft = raise_nofile()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(resolved, on_listening, nofile_soft))
+
+
+async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int) -> None:
+    from swapd.proxy.app import build_app
+    from swapd.proxy.listen import parse_listen
+    from swapd.proxy.serve import serve as serve_app
+    from swapd.proxy.settings import ProxySettings
+
+    server, listen = resolved.server, parse_listen(resolved.server.listen)
+    settings = ProxySettings(
+        api_keys=tuple(server.api_keys),
+        admin_keys=tuple(server.admin_keys),
+        cors_origins=tuple(server.cors_origins),
+        hosts=tuple(server.hosts),
+        header_hold_s=server.header_hold,
+        heartbeat_s=server.heartbeat,
+        max_body_bytes=server.max_body,
+        bound_to_loopback=listen.is_loopback,
+        config_path=str(resolved.path or ""),
+    )
+    store = _open_store(resolved.state_dir)
+    info = Footprints(resolved.launches, store, run=secrets.token_hex(4))
+    surroundings = Surroundings(resolved.state_dir, dict(os.environ), nofile_soft)
+    launcher = LlamaLauncher(
+        resolved.launches, surroundings, resolve_gpus=info.gpus_to_show, default_ctx=info.default_ctx
+    )
+    supervisor = Supervisor(
+        resolved.catalog,
+        launcher=launcher,
+        monitor=Monitor(resolved.device_source),
+        store=info,
+        info=info,
+        clock=MonotonicClock(),
+    )
+    try:
+        async with supervisor.running():
+            app = build_app(supervisor, resolved.routes, settings)
+            await serve_app(app, listen, supervisor, on_listening)
+    finally:
+        launcher.close()
+        store.close()
+
+
+def _open_store(state_dir: Path) -> Store:
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Store(state_dir / "swapd.sqlite")
+    except OSError as error:
+        raise ConfigError(f"state_dir {state_dir}: {error.strerror}", key="server.state_dir") from None
+
+
+def imagine(resolved: Resolved) -> Supervisor:
+    """A supervisor that starts nothing, for ``explain`` without a running swapd: this machine with nothing loaded."""
+    monitor, store = Monitor(resolved.device_source), Store(None)
+    info = Footprints(resolved.launches, store, run="explain")
+    launcher = LlamaLauncher(
+        resolved.launches,
+        Surroundings(resolved.state_dir, {}),
+        resolve_gpus=info.gpus_to_show,
+        default_ctx=info.default_ctx,
+    )
+    clock = MonotonicClock()
+    supervisor = Supervisor(resolved.catalog, launcher=launcher, monitor=monitor, store=info, info=info, clock=clock)
+    supervisor.take_in(monitor.sample_now())
+    return supervisor
+
+
+def check(resolved: Resolved, *, files: bool = True) -> Report:
+    """Probe binaries, read headers and compare sizes with the machine.
+
+    Raises:
+        ConfigError: with every mistake at once.
+    """
+    sample = Monitor(resolved.device_source).sample_now()
+    report = check_files(resolved) if files else Report(list(resolved.warnings))
+    resolved.problems.raise_if_any()
+    size_models(resolved, sample, report)
+    return report

@@ -102,8 +102,23 @@ def load(
     Raises:
         ConfigError: with every mistake that the file has by itself.
     """
-    text = _read(path)
-    problems = Problems(str(path) if path else "(defaults)", key_lines(text))
+    return load_text(_read(path), path, flags=flags, environ=environ)
+
+
+def load_text(
+    text: str,
+    path: Path | None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    name: str = "(defaults)",
+) -> Loaded:
+    """The same for a text; ``path`` None: it was generated, and ``name`` stands in messages.
+
+    Raises:
+        ConfigError: with every mistake that the text has by itself.
+    """
+    problems = Problems(str(path) if path else name, key_lines(text))
     tree = _parse(text, problems)
     expander = Expander(tree.get("vars", {}), environ, problems.add)
     expanded = {key: value if key == "vars" else expander.expand(value, (key,)) for key, value in tree.items()}

@@ -16,7 +16,6 @@ from swapd.config.lines import KeyPath
 from swapd.config.load import Loaded, Problems
 from swapd.config.schema import File, Model, Server
 from swapd.core.spec import BinarySpec, Catalog, Group, LaunchSpec, ModelSpec, Policy, RouteSpec
-from swapd.errors import ConfigError
 from swapd.units import GIB, format_size
 
 MANAGED_FLAGS: Final = ("--host", "--port", "-m", "--model", "--alias", "-a", "--slot-save-path")
@@ -39,23 +38,24 @@ class Resolved:
     routes: Mapping[str, RouteSpec]
     binaries: Mapping[str, BinarySpec]
     warnings: tuple[str, ...]
+    problems: Problems
 
 
-def resolve(loaded: Loaded, *, environ: Mapping[str, str] = os.environ) -> Resolved:
-    """Check what the schema cannot see, and make core types.
+def resolve(loaded: Loaded, *, files: bool = True, environ: Mapping[str, str] = os.environ) -> Resolved:
+    """Check what the schema cannot see, and make core types; ``files``: also whether GGUFs and binaries exist.
 
     Raises:
         ConfigError: with every mistake at once.
     """
-    return _Resolver(loaded, environ).resolve()
+    return _Resolver(loaded, environ, files=files).resolve()
 
 
 class _Resolver:
-    def __init__(self, loaded: Loaded, environ: Mapping[str, str]) -> None:
+    def __init__(self, loaded: Loaded, environ: Mapping[str, str], *, files: bool) -> None:
         self.file: File = loaded.file
         self.path, self.env_read = loaded.path, loaded.env_read
         self.base = loaded.path.parent.absolute() if loaded.path else Path.cwd()
-        self.environ = environ
+        self.environ, self.files = environ, files
         self.problems: Problems = loaded.problems
         self.warnings: list[str] = []
 
@@ -67,17 +67,19 @@ class _Resolver:
         launches = {id_: self._launch(id_, model, binaries) for id_, model in self.file.models.items()}
         self._warn_not_effective()
         self._warn_headroom()
+        device_source = self._device_source()
         self.problems.raise_if_any()
         return Resolved(
             path=self.path,
             server=self.file.server,
             state_dir=self._state_dir(),
-            device_source=self._device_source(),
+            device_source=device_source,
             catalog=self._catalog(),
             launches=launches,
             routes={id_: _route(id_, model) for id_, model in self.file.models.items()},
             binaries=binaries,
             warnings=tuple(self.warnings),
+            problems=self.problems,
         )
 
     # ---- checks
@@ -95,7 +97,7 @@ class _Resolver:
             owners.setdefault(name, path)
 
     def _names(self) -> Iterator[tuple[str, KeyPath]]:
-        for id_, model in self.file.models.items():
+        for id_ in self.file.models:
             yield id_, ("models", id_)
         for id_, model in self.file.models.items():
             yield from ((v, ("models", id_, "variants", v)) for v in model.variants)
@@ -137,6 +139,9 @@ class _Resolver:
         path = self._program(binary.path)
         libraries = tuple(str(self._absolute(p)) for p in binary.library_path)
         self._check_env(binary.env, ("binaries", name, "env"))
+        self._must_be_there(path, ("binaries", name, "path"), "no such program")
+        for folder in libraries:
+            self._must_be_there(folder, ("binaries", name, "library_path"), "no such folder")
         return BinarySpec(name, path, libraries, dict(binary.env), tuple(binary.args))
 
     def _program(self, text: str) -> str:
@@ -158,6 +163,8 @@ class _Resolver:
         self._check_env(model.env, (*at, "env"))
         if "CUDA_VISIBLE_DEVICES" in model.env and self._says(id_, "gpus"):
             self.problems.add((*at, "env"), "CUDA_VISIBLE_DEVICES is set both here and by gpus", "keep gpus")
+        if model.gguf:
+            self._must_be_there(str(self._absolute(model.gguf)), (*at, "gguf"), "no such file")
         args = list(model.args)
         if isinstance(model.n_cpu_moe, int) and model.n_cpu_moe:
             args += ["--n-cpu-moe", str(model.n_cpu_moe)]
@@ -181,6 +188,14 @@ class _Resolver:
             vram=model.vram,
             ram=model.ram,
         )
+
+    def _must_be_there(self, path: str, at: KeyPath, what: str) -> None:
+        if not self.files or os.path.exists(path):
+            return
+        folder, name = os.path.split(path)
+        near = get_close_matches(name, os.listdir(folder), n=1) if os.path.isdir(folder) else []
+        hint = f"did you mean {near[0]!r}?" if near else "" if os.path.isdir(folder) else f"there is no folder {folder}"
+        self.problems.add(at, f"{path}: {what}", hint)
 
     def _says(self, id_: str, key: str) -> bool:
         lines = self.problems.lines
@@ -262,8 +277,8 @@ class _Resolver:
         if source in ("auto", "none"):
             return source
         if not source.startswith("file:"):
-            hint = 'one of "auto", "none", "file:PATH"'
-            raise ConfigError(f"{self.problems.file}: devices.source: {source!r} is not known ({hint})", hint=hint)
+            self.problems.add(("devices", "source"), f"{source!r} is not known", 'write "auto", "none" or "file:PATH"')
+            return "none"
         return "file:" + str(self._absolute(source.removeprefix("file:")))
 
     # ---- warnings

@@ -57,7 +57,7 @@ class Scheduler:
             ev.LoadProgressed: self._load_progressed,
             ev.FootprintLearned: self._footprint_learned,
             ev.DeviceSampled: self._memory.take_in,
-            ev.DeadlinePassed: lambda _: None,
+            ev.DeadlinePassed: self._deadline_passed,
             ev.LoadRequested: self._load_requested,
             ev.UnloadRequested: self._unload_requested,
             ev.ShutdownRequested: self._shutdown_requested,
@@ -71,6 +71,10 @@ class Scheduler:
         self._handlers[type(event)](event)
         self._reconcile()
         return self._do.out
+
+    def _deadline_passed(self, _event: ev.DeadlinePassed) -> None:
+        """The timer has gone off, a hair early perhaps: whatever is due next has to be asked for again."""
+        self._wake_at = None
 
     # ---- requests
 

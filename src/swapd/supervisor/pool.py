@@ -172,8 +172,8 @@ class Supervisor:
                 for listener in self._retire_listeners:
                     listener(model, generation, cut)
                 self._spawn(self._children.stop(model, generation, reason))
-            case cmd.StoreFootprint(model, _, idle, peak, load_s, worked):
-                self._store.record(model, idle, peak, load_s, worked)
+            case cmd.StoreFootprint(model, generation, idle, peak, load_s, worked):
+                self._store.record(model, generation, idle, peak, load_s, worked)
                 self._size(model)
 
     def _wake_at(self, at: float | None) -> None:
@@ -206,11 +206,20 @@ class Supervisor:
             ram = DeviceSample(RAM, self._sample.ram.total_bytes, None)
             problem = f"no answer within {SAMPLE_BOUND_S:.0f} s"
             sample, held = MachineSample(ram=ram, gpus_known=False, problem=problem), {}
+        self._remember(sample)
+        return ev.DeviceSampled(at, sample, held)
+
+    def _remember(self, sample: MachineSample) -> None:
+        """Other devices than before: every model is sized anew when it is next asked for."""
         if self._identity(sample) != self._identity(self._sample):
             log.info("devices", gpus=[g.id for g in sample.gpus], known=sample.gpus_known, problem=sample.problem)
             self._sized.clear()
         self._sample = sample
-        return ev.DeviceSampled(at, sample, held)
+
+    def take_in(self, sample: MachineSample) -> None:
+        """Use a reading that somebody else took (``explain`` without a running swapd)."""
+        self._remember(sample)
+        self.dispatch(ev.DeviceSampled(self._clock.now(), sample))
 
     @staticmethod
     def _identity(sample: MachineSample) -> tuple[bool, list[tuple[str, int]], bool]:

@@ -94,15 +94,13 @@ class FootprintStore(Protocol):
     def record(
         self,
         model: ModelId,
+        generation: int,
         idle_bytes: Mapping[DeviceId, int],
         peak_bytes: Mapping[DeviceId, int],
         load_s: float,
         worked: bool,
     ) -> None:
         """Add or update this load's row; cheap, never raises."""
-
-    def load_seconds(self, model: ModelId) -> float | None:
-        """The last load's duration, or ``None``."""
 
 
 class ModelInfo(Protocol):
@@ -113,9 +111,6 @@ class ModelInfo(Protocol):
 
     def estimated_load_s(self, model: ModelId) -> float:
         """Measured before, else from the file's size."""
-
-    def gpu_ids(self, model: ModelId, sample: MachineSample) -> Sequence[DeviceId]:
-        """The GPUs a model may use, in the configured order."""
 
 
 class Clock(Protocol):

@@ -1,0 +1,111 @@
+"""``swapd status``: what people look at all day."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import click
+
+from swapd.cli.client import Client, connection_options
+from swapd.units import format_duration
+
+WATCH_S = 1.0
+_COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "failed": "red", "lost": "red"}
+
+
+@click.command("status")
+@connection_options
+@click.option("--json", "as_json", is_flag=True, help="Print what GET /api/status answers.")
+@click.option("--watch", is_flag=True, help="Again every second, until interrupted.")
+def command(client: Client, as_json: bool, watch: bool) -> None:
+    """Show devices and models of a running swapd."""
+    while True:
+        status = client.get("/api/status")
+        if as_json:
+            click.echo(json.dumps(status, indent=2))
+        else:
+            if watch and sys.stdout.isatty():
+                click.clear()
+            show(status)
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+
+
+def show(status: dict[str, Any]) -> None:
+    """Two tables, readable at 80 columns."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    config = status["config"]["path"] or "built in"
+    console.print(f"swapd {status['version']}  up {format_duration(status['uptime_s'])}  configuration: {config}")
+    if status["config"]["error"]:
+        console.print(f"[red]configuration not reloaded: {status['config']['error']}[/]")
+    if not status["known"]:
+        console.print(f"[red]GPUs unknown: {status['problem']}[/]")
+    console.print(_devices(status))
+    console.print(_models(status))
+    for model in status["models"]:
+        if model["state"] in ("failed", "lost") or (model["reason"] or "").startswith(("degraded", "the configured")):
+            text = model["last_error"] if model["state"] == "failed" else model["reason"]
+            console.print(f"[red]{model['id']}[/]: {text}", soft_wrap=True, markup=True)
+
+
+def _devices(status: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column, justify in (
+        ("DEVICE", "left"),
+        ("USED", "right"),
+        ("FREE", "right"),
+        ("HEADROOM", "right"),
+        ("", "left"),
+    ):
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    rows = [(f"{d['index']}: {d['name']}", d["total_mib"], d["free_mib"], d["headroom_mib"]) for d in status["devices"]]
+    ram = status["ram"]
+    for name, total, free, headroom in [*rows, ("RAM", ram["total_mib"], ram["available_mib"], ram["headroom_mib"])]:
+        if free is None:
+            table.add_row(name, "?", "?", f"{headroom:,} MiB", "cannot be read")
+            continue
+        colour = "red" if free < headroom else "green"
+        table.add_row(
+            name, f"{total - free:,} MiB", f"[{colour}]{free:,} MiB[/]", f"{headroom:,} MiB", _bar(total, free)
+        )
+    return table
+
+
+def _bar(total: int, free: int, width: int = 16) -> str:
+    used = round(width * (total - free) / total) if total else 0
+    return "#" * used + "." * (width - used)
+
+
+def _models(status: dict[str, Any]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("MODEL", overflow="fold", min_width=12)
+    table.add_column("STATE", no_wrap=True)
+    for column in ("ACTIVE", "QUEUED", "VRAM", "IDLE"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("WHY")
+    for model in status["models"]:
+        state = model["state"]
+        progress = f" {model['progress']:.0%}" if model["progress"] is not None else ""
+        vram = sum((model["measured_mib"] or model["reserved_mib"]).values())
+        loaded = model["pid"] is not None
+        table.add_row(
+            escape(model["id"]),
+            f"[{_COLOURS.get(state, 'default')}]{state}{progress}[/]",
+            str(model["active"]),
+            str(model["queued"]),
+            f"{vram:,}" if loaded and vram else "-",
+            format_duration(model["idle_s"]) if model["idle_s"] is not None else "-",
+            escape(model["reason"] or ""),
+        )
+    return table

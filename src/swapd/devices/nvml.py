@@ -1,0 +1,97 @@
+"""NVIDIA GPUs through NVML: by UUID, in PCI bus order, and never with a CUDA context of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from swapd.core.ledger import DeviceSample
+from swapd.core.spec import DeviceId
+from swapd.devices.host import sample_ram
+from swapd.units import MIB
+
+PROCESS_SHARE_BYTES: Final = round(5.56 * MIB)
+"""NVML's figure for a process reads this much below its share of the device (measured: docs/field-measurements.md)."""
+
+
+class NoGpus(Exception):
+    """There is no NVIDIA library, driver or device on this machine."""
+
+
+class GpusUnknown(Exception):
+    """There is, but it failed."""
+
+
+class Nvml:
+    """Reads NVML; a library that failed is initialised again at the next reading. Blocking: call it in a thread."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+
+    def read(self, pids: frozenset[int]) -> tuple[tuple[DeviceSample, ...], dict[int, dict[DeviceId, int]]]:
+        """All GPUs, and bytes by device of those processes the driver tells of.
+
+        Raises:
+            NoGpus: no library, no driver or no device.
+            GpusUnknown: NVML failed.
+        """
+        nvml = self._initialised()
+        try:
+            count = nvml.nvmlDeviceGetCount()
+            if count == 0:
+                raise NoGpus("no device")
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+            gpus = tuple(self._gpu(nvml, handle, i) for i, handle in enumerate(handles))
+            held: dict[int, dict[DeviceId, int]] = {}
+            for gpu, handle in zip(gpus, handles, strict=True):
+                for pid, size in self._processes(nvml, handle):
+                    if pid in pids:
+                        held.setdefault(pid, {})[gpu.id] = size + PROCESS_SHARE_BYTES
+            return gpus, held
+        except nvml.NVMLError as error:
+            self._forget()
+            raise GpusUnknown(f"NVML: {error}") from None
+
+    def _initialised(self) -> Any:
+        if self._nvml is None:
+            try:
+                import pynvml
+            except ImportError:
+                raise NoGpus("nvidia-ml-py is not installed") from None
+            try:
+                pynvml.nvmlInit()
+            except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+                raise NoGpus(str(error)) from None
+            except pynvml.NVMLError as error:
+                raise GpusUnknown(f"NVML: {error}") from None
+            self._nvml = pynvml
+        return self._nvml
+
+    def _forget(self) -> None:
+        nvml, self._nvml = self._nvml, None
+        try:
+            nvml.nvmlShutdown()
+        except nvml.NVMLError:
+            return
+
+    @staticmethod
+    def _gpu(nvml: Any, handle: Any, index: int) -> DeviceSample:
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+        bus = nvml.nvmlDeviceGetPciInfo(handle).busId
+        uuid, name, bus = (v.decode() if isinstance(v, bytes) else v for v in (uuid, name, bus))
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError_NotSupported:
+            host = sample_ram()
+            return DeviceSample(uuid, host.total_bytes, host.free_bytes, index, name, bus, unified=True)
+        return DeviceSample(uuid, int(memory.total), int(memory.free), index, name, bus)
+
+    @staticmethod
+    def _processes(nvml: Any, handle: Any) -> Iterator[tuple[int, int]]:
+        try:
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError:
+            return
+        for process in processes:
+            if process.usedGpuMemory:
+                yield process.pid, int(process.usedGpuMemory)
