@@ -35,7 +35,6 @@ class Answer:
     """Sends in order without ever suspending; what a slow client does not take yet waits here."""
 
     __slots__ = (
-        "_flow",
         "_one_write",
         "_queue",
         "_refusal",
@@ -45,6 +44,7 @@ class Answer:
         "_stuck",
         "_write",
         "dialect",
+        "direct",
         "model",
         "stage",
         "status",
@@ -60,7 +60,7 @@ class Answer:
         extensions: Mapping[str, Any] = scope.get("extensions", {})
         self._one_write = ONE_WRITE in extensions
         self._write: Callable[[bytes], bool] | None = extensions.get(WRITE)
-        self._flow: Callable[[bytes], bool] | None = None  # ``_write``, while nothing else is on its way
+        self.direct: Callable[[bytes], bool] | None = None  # ``_write``, while nothing else is on its way
         self._start: Message | None = None
         self._queue: list[Message] = []
         self._stuck: tuple[Coroutine[Any, Any, None], Any] | None = None
@@ -83,8 +83,6 @@ class Answer:
 
     def data(self, data: bytes, *, last: bool) -> bool:
         """Bytes of the engine's body; False if the client does not keep up."""
-        if self._flow is not None and not last and self._flow(data):
-            return True
         if self.stage is Stage.DISCARDED:
             return True
         if self.stage is Stage.REFUSED:
@@ -107,7 +105,7 @@ class Answer:
         if not self._push(message):
             return False
         if self.stage in _FLOWING:
-            self._flow = self._write
+            self.direct = self._write
         return True
 
     def keep_alive(self, *, silent: bool) -> None:
@@ -120,7 +118,7 @@ class Answer:
 
     def discard(self) -> None:
         """The client has gone."""
-        self.stage, self._flow = Stage.DISCARDED, None
+        self.stage, self.direct = Stage.DISCARDED, None
         self._queue.clear()
 
     async def fail(self, error: SwapdError) -> None:
@@ -153,7 +151,7 @@ class Answer:
                 self._push(self._queue.pop(0))
 
     def _end(self) -> None:
-        self.stage, self._flow = Stage.ENDED, None
+        self.stage, self.direct = Stage.ENDED, None
 
     def _push(self, message: Message) -> bool:
         if self._stuck is not None:
@@ -164,5 +162,5 @@ class Answer:
             waits_for = coro.send(None)
         except StopIteration:
             return True
-        self._stuck, self._flow = (coro, waits_for), None
+        self._stuck, self.direct = (coro, waits_for), None
         return False

@@ -34,7 +34,7 @@ def build_app(supervisor: Supervisor, routes: Mapping[ModelId, RouteSpec], setti
     pool = Pool()
     supervisor.add_retire_listener(pool.retire)
     metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, routes)
-    forwarder = Forwarder(Relay(supervisor, pool, settings), routes, metrics.count)
+    forwarder = Forwarder(Relay(supervisor, pool, settings, metrics.count), routes)
     api = cast(Endpoint, build_api(supervisor, routes, settings))
 
     exact: dict[str, Methods] = {path: {"POST": forwarder.by_body} for path in MODEL_ROUTED}

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from swapd.core.spec import RouteSpec
+from swapd.core.spec import ModelId, RouteSpec
 from swapd.errors import InstanceDied, NotLoaded, SwapdError
 from swapd.proxy.answer import Answer, Stage
 from swapd.proxy.asgi import Headers, Receive
 from swapd.proxy.headers import request_head
 from swapd.proxy.settings import ProxySettings
-from swapd.proxy.sse import TAIL_BYTES, prefill_tps
+from swapd.proxy.sse import prefill_tps
 from swapd.proxy.stepping import Driven
-from swapd.proxy.upstream import Connection, Gone, Pool
+from swapd.proxy.upstream import Connection, Direct, Gone, Pool
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.tickets import Ticket
 from swapd.units import format_duration
 
-TAIL_CHUNKS: Final = 8
 CLIENT_GONE: Final = 499
 TIMER_SLACK_S: Final = 0.001
 """uvloop counts milliseconds: a timer may come up to half of one early."""
@@ -48,6 +46,8 @@ class Relay:
     supervisor: Supervisor
     pool: Pool
     settings: ProxySettings
+    count: Callable[[ModelId, int], None]
+    """Hears of each request that ended: model (empty if none was found) and status."""
 
 
 class Phase(Enum):
@@ -77,7 +77,6 @@ class Exchange:
         "_relay",
         "_request",
         "_route",
-        "_tail",
         "_timer",
         "_timer_at",
         "_wake",
@@ -91,7 +90,6 @@ class Exchange:
         self._phase = Phase.WAITING
         self._connection: Connection | None = None
         self._broken_by: SwapdError | None = None
-        self._tail: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
         self._wake: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._byte_by = self._beat_at = inf
@@ -116,6 +114,7 @@ class Exchange:
                 watch(None)
             if self._timer is not None:
                 self._timer.cancel()
+            self._relay.count(self._route.id, self.answer.status)
 
     async def _attempt(self, *, fresh: bool) -> bool:
         """One ticket, one sending; False if nothing of an answer came and the request may be sent once more.
@@ -124,6 +123,7 @@ class Exchange:
         """
         self._phase = Phase.WAITING if self._phase is Phase.BROKEN else self._phase
         ticket = self._ticket()
+        connection = None
         try:
             if ticket.upstream is None:
                 await self._granted(ticket)
@@ -144,7 +144,8 @@ class Exchange:
             if self._connection is not None and self._phase is not Phase.COMPLETE:
                 self._connection.abort()
             self._connection = None
-            ticket.close(served=bool(self._tail), prefill_tps=prefill_tps(self._tail))
+            tail = connection.tail if connection is not None else ()
+            ticket.close(served=bool(tail), prefill_tps=prefill_tps(tail) if tail else 0.0)
 
     def _ticket(self) -> Ticket:
         request, supervisor = self._request, self._relay.supervisor
@@ -206,11 +207,10 @@ class Exchange:
         self._phase = Phase.ANSWERING
         self.answer.head(status, headers)
 
-    def on_data(self, data: bytes, *, last: bool) -> None:
+    def on_data(self, data: bytes, *, last: bool) -> Direct | None:
         keeps_up = self.answer.data(data, last=last)
         if data or last:
             self._beat_at = self._byte_by = inf
-            self._tail.append(data[-TAIL_BYTES:])
         if last:
             self._phase = Phase.COMPLETE
             self._poke()
@@ -218,6 +218,7 @@ class Exchange:
             if self._connection is not None:
                 self._connection.pause()
             self._poke()
+        return self.answer.direct if data else None
 
     def on_broken(self, error: SwapdError | None) -> None:
         self._phase, self._broken_by = Phase.BROKEN, error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final, TypeAlias
 from urllib.parse import parse_qs, unquote
 
@@ -19,7 +19,6 @@ LOOK_UPS: Final = frozenset({"/props", "/slots", "/metrics", "/health", "/models
 """GET and HEAD of these never load a model, and never count as use."""
 
 Routes: TypeAlias = Mapping[ModelId, RouteSpec]
-Count: TypeAlias = Callable[[ModelId, int], None]
 
 
 class _HungUp(Exception):
@@ -29,8 +28,8 @@ class _HungUp(Exception):
 class Forwarder:
     """Finds the model of a request, by its body or by its path, and relays it."""
 
-    def __init__(self, relay: Relay, routes: Routes, count: Count) -> None:
-        self._relay, self._routes, self._count = relay, routes, count
+    def __init__(self, relay: Relay, routes: Routes) -> None:
+        self._relay, self._routes = relay, routes
 
     async def by_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A model-routed POST: the model is the body's or form's ``model``, else ``?model=``."""
@@ -76,20 +75,17 @@ class Forwarder:
             request = _request(scope, scope["raw_path"], b"", NOTHING)
             await self._relayed(scope, receive, answer, route, request._replace(look_up=True))
 
-    async def _relayed(
+    def _relayed(
         self, scope: Scope, receive: Receive, answer: Answer, route: RouteSpec, request: Request
-    ) -> None:
+    ) -> Awaitable[None]:
         if route.upstream_model and request.body:
             request = request._replace(body=with_model(request.body, route.upstream_model))
         answer.model = route.id
-        try:
-            await Exchange(self._relay, route, request, answer).run(receive, scope.get("extensions", {}).get(HANG_UP))
-        finally:
-            self._count(route.id, answer.status)
+        return Exchange(self._relay, route, request, answer).run(receive, scope.get("extensions", {}).get(HANG_UP))
 
     async def _refuse(self, answer: Answer, error: SwapdError) -> None:
         await answer.fail(error)
-        self._count("", answer.status)
+        self._relay.count("", answer.status)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._relay.settings.max_body_bytes

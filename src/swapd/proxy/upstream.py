@@ -7,6 +7,8 @@ Nothing here suspends but ``Pool.connect``: what comes in is handed to the
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
 import httptools
@@ -21,7 +23,13 @@ IDLE_S: Final = 3.0
 CONNECT_S: Final = 5.0
 """How long a full listen queue is tried again; every other wait for a process is unbounded."""
 
+TAIL_PIECES: Final = 8
+TAIL_BYTES: Final = 8192
+"""What is kept of an answer's end: so many pieces, so much of each."""
+
 Key: TypeAlias = tuple[ModelId, int]
+Direct: TypeAlias = Callable[[bytes], bool]
+"""Takes a piece of a body right away; False: it did not, ``on_data`` has to."""
 
 
 class Receiver(Protocol):
@@ -30,8 +38,8 @@ class Receiver(Protocol):
     def on_head(self, status: int, headers: Headers) -> None:
         """The answer's head; ``on_data`` follows at once."""
 
-    def on_data(self, data: bytes, *, last: bool) -> None:
-        """What came in together, which may be nothing."""
+    def on_data(self, data: bytes, *, last: bool) -> Direct | None:
+        """What came in together, which may be nothing; returns the shortest way for what comes next, if it has one."""
 
     def on_broken(self, error: SwapdError | None) -> None:
         """The connection ended before the answer did; ``error``: why it was closed, if swapd closed it."""
@@ -48,9 +56,11 @@ class Connection(asyncio.Protocol):
         self.used = 0
         self.idle_since = 0.0
         self.key = key
+        self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
+        self._direct: Direct | None = None
         self._status = 0
         self._headers: Headers = []
         self._chunks: list[bytes] = []
@@ -61,7 +71,9 @@ class Connection(asyncio.Protocol):
     def ask(self, receiver: Receiver, head: bytes, body: bytes, *, head_only: bool = False) -> None:
         """Write a request; its answer goes to ``receiver``. ``head_only``: the answer to HEAD has no body."""
         self._receiver = receiver
+        self._direct = None
         self._head_only = head_only
+        self.tail.clear()
         self.used += 1
         assert self._transport is not None
         if len(body) > 65536:
@@ -109,8 +121,13 @@ class Connection(asyncio.Protocol):
             self.retire(None)
             return
         chunks = self._chunks
+        if self._direct is not None and len(chunks) == 1 and not self._complete and self._direct(chunks[0]):
+            self.tail.append(chunks.pop()[-TAIL_BYTES:])
+            return
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
+        if chunks:
+            self.tail.append(body[-TAIL_BYTES:])
+            chunks.clear()
         if self._status:
             status, self._status, self._headed = self._status, 0, True
             receiver.on_head(status, self._headers)
@@ -119,7 +136,7 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self._finish(receiver, body)
         elif self._headed:
-            receiver.on_data(body, last=False)
+            self._direct = receiver.on_data(body, last=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
