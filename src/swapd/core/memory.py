@@ -110,6 +110,9 @@ class MemoryKeeper:
     def sample_if_due(self) -> None:
         """Read again at the interval, while memory is awaited, and when a waiter is to be judged by a stale figure."""
         now, states = self._do.now, {r.state for r in self._do.live.values()}
+        for plan in self._do.plans.values():
+            if not plan.victims and plan.target.state is S.STOPPED:
+                self._do.ask_sample(f"before the start of {plan.target.spec.id!r}", since=plan.since)
         polls = S.RELEASING in states and self._do.ledger.sampled_at + RELEASE_POLL_S <= now
         stale, self.unmeasured = self.unmeasured and states <= SETTLED_STATES, False
         if polls or stale or self._next_sample_at <= now:

@@ -141,9 +141,9 @@ class Moves:
             self.refuse_all(record, record.last_error)
         self.ask_sample(f"{record.spec.id!r} is gone")
 
-    def ask_sample(self, reason: str) -> None:
-        """Order a reading, unless one is on its way that is young enough."""
-        if self.sample_asked_at is None or self.sample_asked_at < self.unsettled_at:
+    def ask_sample(self, reason: str, *, since: float = float("-inf")) -> None:
+        """Order a reading, unless one is on its way that was begun since (and since anything came or went)."""
+        if self.sample_asked_at is None or self.sample_asked_at < max(since, self.unsettled_at):
             self.sample_asked_at = self.now
             self.out.append(SampleDevices(reason))
 
@@ -215,7 +215,6 @@ class Moves:
         self.finish_drains()
         if not plan.victims:
             self.out.append(PrepareInstance(record.spec.id))
-            self.ask_sample(f"before the start of {record.spec.id!r}")
 
     def cancel(self, plan: Plan) -> None:
         """Undo a commitment: victims that only drain return to ready, those that stop go on stopping."""

