@@ -41,7 +41,7 @@ def read_header(path: str | Path) -> GgufHeader:
     Raises: ``GgufError`` with the file and the byte at which it stops making sense.
     """
     names = _part_names(str(path))
-    first, *rest = (_read_part(name) for name in names)
+    first, *rest = (_read_part(name, number) for number, name in enumerate(names))
     for number, part in enumerate((first, *rest)):
         _check_part(part, number, len(names))
     parts = (first, *rest)
@@ -95,7 +95,7 @@ def _architecture(part: _Part) -> str:
     return value
 
 
-def _read_part(path: str) -> _Part:
+def _read_part(path: str, number: int) -> _Part:
     with Stream.open(path) as stream:
         version = _read_version(stream)
         part = _Part(path, version, stream.order == ">", stream.size)
@@ -104,7 +104,7 @@ def _read_part(path: str) -> _Part:
         for _ in range(pair_count):
             _read_pair(stream, part.kv)
         entries = [_read_tensor(stream) for _ in range(tensor_count)]
-        part.tensors = _measured(stream, entries, _alignment(stream, part.kv))
+        part.tensors = _measured(stream, entries, _alignment(stream, part.kv), number)
         return part
 
 
@@ -206,7 +206,7 @@ def _read_tensor(stream: Stream) -> _Entry:
     return _Entry(start, name, shape, type_id, offset)
 
 
-def _measured(stream: Stream, entries: list[_Entry], alignment: int) -> list[TensorInfo]:
+def _measured(stream: Stream, entries: list[_Entry], alignment: int, part: int) -> list[TensorInfo]:
     """Give every tensor its bytes; one of an unknown type reaches to the next tensor's start."""
     data = -(-stream.position // alignment) * alignment
     room = stream.size - data
@@ -221,7 +221,7 @@ def _measured(stream: Stream, entries: list[_Entry], alignment: int) -> list[Ten
                 at=entry.at,
             )
         name = kind.name if kind else f"type {entry.type_id}"
-        tensors.append(TensorInfo(entry.name, entry.shape, entry.type_id, name, nbytes, entry.offset))
+        tensors.append(TensorInfo(entry.name, entry.shape, entry.type_id, name, nbytes, entry.offset, part))
     return tensors
 
 

@@ -67,7 +67,7 @@ Value: TypeAlias = Scalar | tuple[Scalar, ...] | SkippedValue
 
 
 class TensorInfo(NamedTuple):
-    """One tensor: ``shape`` fastest dimension first, ``nbytes`` on disk, ``offset`` in its file's data section."""
+    """One tensor: ``shape`` fastest dimension first, ``nbytes`` on disk, ``offset`` in the data of file ``part``."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,6 +75,7 @@ class TensorInfo(NamedTuple):
     type_name: str
     nbytes: int
     offset: int
+    part: int = 0
 
 
 @dataclass(frozen=True)
