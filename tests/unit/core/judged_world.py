@@ -100,7 +100,9 @@ class Judge:
 
     def foreign(self, model: str, action: Action) -> None:
         """Another program takes or leaves memory, at a moment when nothing is on its way."""
-        if all(p.ready and not p.ending for p in self.sim.processes.values()):
+        state = self.scheduler.state
+        quiet = not state.plans and state.sample_asked_at is None
+        if quiet and all(p.ready and not p.ending for p in self.sim.processes.values()):
             device = next(iter(self.spec.totals))
             free = self.spec.totals[device] - self.sim.used(device) + self.sim.foreign.get(device, 0)
             self.sim.foreign[device] = max(0, min(free, int(action.service_s * 300) * MIB))

@@ -17,7 +17,7 @@ def test_a_pair_that_is_not_in_the_table_is_a_bug() -> None:
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    assert {target for target in TRANSITIONS.values()} == set(InstanceState)
+    assert set(TRANSITIONS.values()) == set(InstanceState)
     assert {source for source, _ in TRANSITIONS} == set(InstanceState)
 
 

@@ -1,4 +1,4 @@
-"""Faults planted in the scheduler, one at a time: each must be caught by the judge of the random worlds, or by a transcript."""
+"""Faults planted in the scheduler, one at a time: the judge of the random worlds or a transcript catches each."""
 
 from __future__ import annotations
 
