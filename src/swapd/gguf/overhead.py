@@ -29,7 +29,7 @@ CUBLAS = 100 * MIB
 FIRST_BATCH = 6 * MIB
 """Kernels for batches."""
 PARTIAL = 14 * MIB
-"""Staging, if dense layers on the host visit the GPU."""
+"""Staging, if layers on the host visit the GPU."""
 _FLOATS = frozenset(["F32", "F16", "BF16"])
 
 
@@ -67,7 +67,7 @@ def growth_bytes(model: Model, run: Run, tensors: Iterable[TensorInfo], *, resid
         size += 2 * max(model.heads(0), 1) * run.tokens * run.cells
     if not resident:
         size += KERNELS - VISITING_KERNELS
-    elif partial:
+    if partial or not resident:
         size += PARTIAL
     return rounded(size)
 
