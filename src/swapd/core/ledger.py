@@ -104,13 +104,14 @@ class MemoryLedger:
         told = {m: h[device] for m, h in held.items() if device in h and m in self.holdings}
         for model, size in told.items():
             self.holdings[model].see(device, size)
-        others = [h for m, h in self.holdings.items() if m not in told and h.reserved.on(device)]
+        others = [h for m, h in self.holdings.items() if m not in told and h.may_hold(device)]
         unexplained = used - self.foreign[device] - sum(told.values()) - sum(h.current.get(device, 0) for h in others)
         new = [h for h in others if not h.measured]
         if new:
             whole = sum(h.reserved.on(device) for h in new)
             for holding in new:
-                holding.see(device, max(0, unexplained) * holding.reserved.on(device) // whole)
+                part, of = (holding.reserved.on(device), whole) if whole else (1, len(new))
+                holding.see(device, max(0, unexplained) * part // of)
         elif unexplained > 0 and len(busy) == 1 and (only := self.holdings.get(busy[0])) in others:
             assert only is not None
             only.see(device, min(only.current.get(device, 0) + unexplained, only.reserved.on(device)))
@@ -182,6 +183,10 @@ class Holding:
         self.measured = False
         self.worked = False
         self.stored: tuple[dict[DeviceId, int], bool] | None = None
+
+    def may_hold(self, device: DeviceId) -> bool:
+        """Whether what is used on a device may be the instance's: it reserved some, or nobody knew how much."""
+        return self.reserved.on(device) > 0 or device in self.reserved.alone_on
 
     def see(self, device: DeviceId, size: int) -> None:
         """A new figure for what the instance holds on a device."""
