@@ -1,0 +1,362 @@
+"""Engines that fail to start, die, hang or refuse to end, under the real swapd."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.integration.swapd_process import Gpu, Swapd, in_background, together, wait_for
+
+ALIEN = "error while loading model: unknown model architecture: 'quux'"
+
+
+def test_failed_start_tells_the_client_at_once_with_the_last_words(tmp_path: Path) -> None:
+    knobs = {"LOAD_EXIT": 1, "STDERR": ALIEN}
+    with Swapd(tmp_path, {"a": {"knobs": knobs}}) as swapd:
+        failed = swapd.chat("a")
+        assert failed.status == 502 and failed.error["code"] == "start_failed" and failed.seconds < 2
+        assert ALIEN in failed.error["message"] and "exit code 1" in failed.error["message"]
+        streamed = swapd.stream("a")
+        assert streamed.status == 502 and ALIEN in streamed.rest()[0]
+        loaded = swapd.load("a")
+        assert loaded.status == 502 and ALIEN in loaded.error["message"]
+        row = swapd.model("a")
+        assert row["state"] == "failed" and "quux" in row["last_error"] and row["loads"] == 0
+
+
+def test_one_failed_start_does_not_poison_the_model(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"binary": "changing"}}) as swapd:
+        swapd.knobs("a", LOAD_EXIT=1)
+        assert swapd.chat("a").status == 502
+        swapd.knobs("a")
+        assert swapd.chat("a").status == 200
+        row = swapd.model("a")
+        assert row["state"] == "ready" and row["last_error"] is None
+
+
+def test_crash_loop_backs_off_and_evicts_nobody(tmp_path: Path) -> None:
+    models = {"a": {"binary": "changing"}, "b": {}}
+    pair = {"pair": {"members": ["a", "b"], "swap": True}}
+    with Swapd(tmp_path, models, pair, scheduling={"backoff": ["30s", "5m"]}) as swapd:
+        swapd.knobs("a", LOAD_EXIT=1)
+        for _ in range(3):
+            assert swapd.chat("a").status == 502
+        assert swapd.chat("b").status == 200
+        for _ in range(17):
+            refused = swapd.chat("a")
+            assert refused.status == 503 and refused.error["code"] == "backing_off"
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert len(swapd.fakes("start", "a")) == 3
+        assert swapd.loaded() == {"b"} and len(swapd.fakes("start", "b")) == 1
+        swapd.knobs("a")
+        assert swapd.load("a").status == 200  # an operator's load ends the pause
+
+
+def test_missing_binary_and_program_that_does_not_listen_are_named(tmp_path: Path) -> None:
+    models = {"true": {"gguf": "", "cmd": ["true", "${PORT}"], "gpus": []}}
+    extra = '[binaries.soon-gone]\npath = "gone"\n[models.gone]\nbinary = "soon-gone"\n'
+    swapd = Swapd(tmp_path, models, extra=extra)
+    swapd.write()
+    (tmp_path / "gone").write_text("#!/bin/sh\n")
+    (tmp_path / "gone").chmod(0o755)
+    with swapd:
+        (tmp_path / "gone").unlink()
+        failed = swapd.chat("gone")
+        assert failed.status == 502 and "gone" in failed.error["message"]
+        failed = swapd.chat("true")
+        assert failed.status == 502 and "exited 0 before ready" in failed.error["message"] and failed.seconds < 2
+
+
+def test_child_that_dies_in_mid_stream_is_an_error_event_and_no_clean_end(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"binary": "changing"}}) as swapd:
+        swapd.knobs("a", DIE_AFTER_TOK=3)
+        text, whole = swapd.stream("a").rest()
+        assert not whole and "[DONE]" not in text
+        assert text.count('"content": "tok') == 3
+        assert '"error"' in text and "illegal memory access" in text
+        cut = swapd.chat("a")
+        assert cut.status == 502 and "illegal memory access" in cut.error["message"]
+        row = swapd.wait_state("a", "failed")
+        assert "SIGABRT" in row["last_error"]
+        swapd.knobs("a")
+        assert swapd.chat("a").status == 200
+
+
+def test_engine_that_hangs_is_ended_by_an_unload_after_the_drain(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"binary": "changing"}}, server={"drain": "500ms"}) as swapd:
+        swapd.knobs("a", HANG=1)
+        hanging = swapd.chat_later("a")
+        swapd.wait_fake("req", "a")
+        unloaded = swapd.unload("a")
+        assert unloaded.status == 200 and 0.4 < unloaded.seconds < 3
+        ended = hanging.result(10)
+        assert ended.status == 503 and ended.error["code"] == "unloaded"
+        swapd.knobs("a")
+        assert swapd.chat("a").status == 200
+
+
+def test_engine_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"stop_grace": "500ms", "knobs": {"IGNORE_TERM": 1}}}) as swapd:
+        assert swapd.load("a").status == 200
+        unloaded = swapd.unload("a")
+        assert unloaded.status == 200 and 0.4 < unloaded.seconds < 2
+        assert swapd.fakes("term") and not swapd.fakes("exit")
+        assert swapd.state("a") == "stopped"
+        assert "SIGKILL" in swapd.get("/api/models/a/logs").text
+        assert swapd.load("a").status == 200
+
+
+def test_engine_that_needs_its_grace_is_not_killed_before(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"stop_grace": "10s", "knobs": {"IGNORE_TERM": 0, "TERM_WAITS": 1}}}) as swapd:
+        assert swapd.load("a").status == 200
+        assert swapd.unload("a").status == 200
+        assert swapd.fakes("term") and swapd.fakes("exit")[-1]["why"] == "SIGTERM"
+        assert "SIGKILL" not in swapd.get("/api/models/a/logs").text
+
+
+def test_load_without_a_sign_of_life_is_504(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"load_timeout": "500ms", "knobs": {"LOAD_S": 20, "LOAD_MUTE": 1}}}) as swapd:
+        late = swapd.chat("a")
+        assert late.status == 504 and late.error["code"] == "start_timeout" and 0.4 < late.seconds < 4
+
+
+def test_long_load_is_a_wait_and_no_error(tmp_path: Path) -> None:
+    knobs = {"LOAD_S": 2, "SPEAK_ROUTER": 1}
+    server = {"header_hold": "200ms", "heartbeat": "200ms"}
+    with Swapd(tmp_path, {"a": {"load_timeout": "800ms", "knobs": knobs}}, server=server) as swapd:
+        plain = swapd.chat_later("a")
+        text, whole = swapd.stream("a").rest()
+        assert whole and text.count(": ping") >= 4 and text.endswith("data: [DONE]\n\n")
+        assert text.index(": ping") < text.index("tok0")
+        assert plain.result(20).status == 200
+
+
+def test_long_prefill_gets_keep_alives_and_is_not_cut(tmp_path: Path) -> None:
+    server = {"header_hold": "100ms", "heartbeat": "100ms"}
+    with Swapd(tmp_path, {"a": {"knobs": {"PREFILL_S": 1.2}}}, server=server) as swapd:
+        text, whole = swapd.stream("a").rest()
+        assert whole and text.count(": ping") >= 5 and "[DONE]" in text
+        assert swapd.chat("a").status == 200
+
+
+def test_answers_that_come_while_a_load_fails_after_the_200_are_error_events(tmp_path: Path) -> None:
+    server = {"header_hold": "100ms", "heartbeat": "100ms"}
+    knobs = {"LOAD_S": 0.6, "LOAD_EXIT": 1, "STDERR": ALIEN}
+    with Swapd(tmp_path, {"a": {"knobs": knobs}}, server=server) as swapd:
+        stream = swapd.stream("a")
+        assert stream.status == 200
+        text, _ = stream.rest()
+        assert '"error"' in text and "quux" in text and "[DONE]" not in text
+
+
+def test_unload_of_a_loading_model_is_at_once_and_its_waiters_are_told(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"knobs": {"LOAD_S": 60}}}) as swapd:
+        waiting = [swapd.chat_later("a"), in_background(swapd.load, "a")]
+        swapd.wait_fake("start", "a")
+        wait_for(lambda: swapd.model("a")["queued"] == 2)
+        unloaded = swapd.unload("a")
+        assert unloaded.status == 200 and unloaded.seconds < 1
+        for one in waiting:
+            refused = one.result(5)
+            assert refused.status == 503 and refused.error["code"] == "unloaded"
+        assert swapd.wait_state("a", "stopped", "failed")["state"] == "stopped"
+
+
+def test_unload_of_a_model_that_waits_for_room_leaves_what_drained_for_it(tmp_path: Path) -> None:
+    pair = {"pair": {"members": ["a", "b"], "swap": True}}
+    with Swapd(tmp_path, {"a": {"knobs": {"TOKENS": 60, "TOK_S": 30}}, "b": {}}, pair) as swapd:
+        stream = swapd.stream("a")
+        stream.events(1)
+        waiting = swapd.chat_later("b")
+        wait_for(lambda: swapd.model("b")["queued"] == 1)
+        assert swapd.unload("b").seconds < 1
+        assert waiting.result(5).error["code"] == "unloaded"
+        text, whole = stream.rest()
+        assert whole and "[DONE]" in text
+        assert swapd.loaded() == {"a"}
+
+
+def test_unload_lets_running_streams_end_within_the_drain(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"knobs": {"TOKENS": 20, "TOK_S": 25}}}) as swapd:
+        stream = swapd.stream("a")
+        stream.events(1)
+        unloading = in_background(swapd.unload, "a")
+        text, whole = stream.rest()
+        assert whole and "[DONE]" in text
+        assert unloading.result(10).status == 200
+        assert swapd.fakes("term")[0]["t"] >= swapd.fakes("done")[0]["t"]
+        assert swapd.state("a") == "stopped"
+
+
+def test_unload_cuts_streams_with_an_error_event_when_the_drain_is_over(tmp_path: Path) -> None:
+    models = {"a": {"knobs": {"TOKENS": 1000, "TOK_S": 25}}}
+    with Swapd(tmp_path, models, server={"drain": "400ms"}) as swapd:
+        stream = swapd.stream("a")
+        stream.events(1)
+        unloaded = swapd.unload("a")
+        assert unloaded.status == 200 and 0.3 < unloaded.seconds < 2
+        text, whole = stream.rest()
+        assert not whole and "unloaded" in text and '"error"' in text and "[DONE]" not in text
+        swapd.wait_fake("disconnect", "a")
+
+
+def test_forced_unload_ends_streams_and_queued_requests_load_it_again(tmp_path: Path) -> None:
+    models = {"a": {"concurrency": 1, "binary": "changing"}}
+    with Swapd(tmp_path, models) as swapd:
+        swapd.knobs("a", TOKENS=1000, TOK_S=25)
+        stream = swapd.stream("a")
+        stream.events(1)
+        queued = swapd.chat_later("a")
+        wait_for(lambda: swapd.model("a")["queued"] == 1)
+        swapd.knobs("a")
+        unloaded = swapd.unload("a", "?force=1")
+        assert unloaded.status == 200 and unloaded.seconds < 1
+        text, whole = stream.rest()
+        assert not whole and '"error"' in text
+        assert queued.result(10).status == 200
+        assert len(swapd.fakes("start")) == 2
+
+
+def test_unload_without_waiting_and_of_all(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {}, "b": {}, "c": {}}) as swapd:
+        assert swapd.load("a").status == swapd.load("b").status == 200
+        assert swapd.unload("a", "?wait=0").status == 202
+        swapd.wait_state("a", "stopped")
+        assert swapd.load("a").status == 200
+        everything = swapd.post("/api/unload")
+        assert everything.status == 200 and set(everything.json["unloaded"]) == {"a", "b"}
+        assert swapd.loaded() == set() and swapd.free_vram() == 8192
+        assert swapd.unload("a").status == 200  # nothing to do
+        assert swapd.post("/api/models/a/load?wait=0").status == 202
+        swapd.wait_state("a", "ready")
+
+
+def test_leaving_clients_cost_nothing_while_queued_and_stop_the_engine_at_once(tmp_path: Path) -> None:
+    models = {
+        "slow": {"knobs": {"LOAD_S": 0.8}},
+        "prefill": {"knobs": {"PREFILL_S": 60}},
+        "stream": {"knobs": {"TOKENS": 2000, "TOK_S": 20}},
+    }
+    with Swapd(tmp_path, models) as swapd:
+        queued = swapd.open_request("slow")
+        wait_for(lambda: swapd.model("slow")["queued"] == 1)
+        queued.close()
+        wait_for(lambda: swapd.model("slow")["queued"] == 0, 1.0)
+        swapd.wait_state("slow", "ready")  # the load went on: nobody else needed the room
+        assert not swapd.fakes("req", "slow")
+
+        for stream in (False, True):
+            prefilling = swapd.open_request("prefill", stream=stream)
+            swapd.wait_fake("req", "prefill", 1 + stream)
+            prefilling.close()
+            swapd.wait_fake("disconnect", "prefill", 1 + stream, timeout_s=1.0)
+
+        neighbour, leaver = swapd.stream("stream", max_tokens=40), swapd.stream("stream")
+        leaver.events(2)
+        leaver.leave()
+        swapd.wait_fake("disconnect", "stream", timeout_s=1.0)
+        text, whole = neighbour.rest()
+        assert whole and "[DONE]" in text
+        assert len(swapd.fakes("disconnect", "stream")) == 1
+        wait_for(lambda: all(row["active"] == 0 for row in swapd.status()["models"]))
+
+
+def test_load_whose_client_left_is_aborted_when_another_model_needs_the_room(tmp_path: Path) -> None:
+    models = {"a": {"vram": "6000 MiB", "knobs": {"LOAD_S": 30}}, "b": {"vram": "6000 MiB"}}
+    with Swapd(tmp_path, models) as swapd:
+        leaver = swapd.open_request("a")
+        swapd.wait_fake("start", "a")
+        leaver.close()
+        served = swapd.chat("b")
+        assert served.status == 200 and served.seconds < 5
+
+
+def test_load_that_somebody_waits_for_is_not_aborted_for_another(tmp_path: Path) -> None:
+    models = {"a": {"vram": "6000 MiB", "knobs": {"LOAD_S": 1}}, "b": {"vram": "6000 MiB"}}
+    with Swapd(tmp_path, models) as swapd:
+        first = swapd.chat_later("a")
+        swapd.wait_fake("start", "a")
+        assert swapd.chat("b").status == 200
+        assert first.result(5).status == 200
+        assert [row["model"] for row in swapd.fakes("start")] == ["a", "b"]
+
+
+def test_status_tells_why_a_model_is_not_loaded(tmp_path: Path) -> None:
+    models = {
+        "never": {}, "unloaded": {}, "crashed": {"knobs": {"DIE_AFTER_TOK": 1}}, "broken": {"knobs": {"LOAD_EXIT": 7}},
+    }  # fmt: skip
+    with Swapd(tmp_path, models) as swapd:
+        swapd.load("unloaded")
+        swapd.unload("unloaded")
+        swapd.chat("crashed")
+        swapd.chat("broken")
+        wait_for(lambda: swapd.state("crashed") == "failed" and swapd.state("broken") == "failed")
+        rows = {row["id"]: row for row in swapd.status()["models"]}
+        assert (rows["never"]["state"], rows["never"]["reason"], rows["never"]["last_error"]) == ("stopped", None, None)
+        assert rows["unloaded"]["state"] == "stopped" and "operator" in rows["unloaded"]["reason"]
+        assert rows["crashed"]["loads"] == 1 and "SIGABRT" in rows["crashed"]["last_error"]
+        assert rows["broken"]["loads"] == 0 and "exit code 7" in rows["broken"]["last_error"]
+
+
+def test_endless_output_of_a_child_keeps_memory_flat(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"knobs": {"LOG_BYTES": 100 << 20}}}, gpus=(Gpu(),)) as swapd:
+        before = _rss_mib(swapd.pid)
+        assert swapd.chat("a").status == 200
+        assert _rss_mib(swapd.pid) - before < 30
+        assert len(swapd.get("/api/models/a/logs").body) <= 1 << 20
+
+
+def _rss_mib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def test_spawned_child_is_killed_before_swapd_and_gets_the_file_limit_of_the_caller(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {}}) as swapd:
+        assert swapd.load("a").status == 200
+        child = swapd.model("a")["pid"]
+        score = {pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (swapd.pid, child)}
+        assert score[child] > score[swapd.pid]
+        limits = {pid: _files_limit(pid) for pid in (swapd.pid, child)}
+        assert limits[swapd.pid][0] == limits[swapd.pid][1]  # raised to the hard one
+        assert limits[child] == _files_limit_of_caller()
+
+
+def _files_limit(pid: int) -> tuple[str, str]:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    words = next(line for line in lines if line.startswith("Max open files")).split()
+    return words[3], words[4]
+
+
+def _files_limit_of_caller() -> tuple[str, str]:
+    import os
+
+    return _files_limit(os.getpid())
+
+
+def test_llama_and_swapd_variables_do_not_reach_the_child(tmp_path: Path) -> None:
+    environ = {
+        "LLAMA_ARG_HOST": "0.0.0.0", "LLAMA_ARG_CTX_SIZE": "7", "LLAMA_API_KEY": "secret", "SWAPD_KEY": "k1",
+        "CUDA_VISIBLE_DEVICES": "3", "LD_LIBRARY_PATH": "/nowhere", "MY_TOKEN": "t", "KEPT": "yes",
+    }  # fmt: skip
+    server = {"api_keys": ["${env:MY_TOKEN}"]}
+    with Swapd(tmp_path, {"a": {}}, environ=environ, server=server) as swapd:
+        key = {"Authorization": "Bearer t"}
+        assert swapd.ask("POST", "/api/models/a/load", headers=key).status == 200
+        child = swapd.fakes("start")[0]["env"]
+        assert child["KEPT"] == "yes"
+        assert not {"LLAMA_ARG_HOST", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "SWAPD_KEY", "CUDA_VISIBLE_DEVICES",
+                    "LD_LIBRARY_PATH", "MY_TOKEN"} & child.keys()  # fmt: skip
+        argv = swapd.fakes("start")[0]["argv"]
+        assert argv[argv.index("--host") + 1].endswith(".sock")
+
+
+def test_many_requests_at_once_with_a_failing_model_between_leave_the_others_alone(tmp_path: Path) -> None:
+    models = {"good": {"knobs": {"TOKENS": 2}}, "bad": {"knobs": {"LOAD_EXIT": 1}}}
+    with Swapd(tmp_path, models, scheduling={"backoff": ["200ms", "400ms"]}) as swapd:
+        replies = together(10, lambda n: [swapd.chat("good" if n % 2 else "bad").status for _ in range(8)])
+        assert {status for one in replies[1::2] for status in one} == {200}
+        assert {status for one in replies[::2] for status in one} <= {502, 503}
+        time.sleep(0.5)
+        assert swapd.chat("bad").status in (502, 503) and swapd.chat("good").status == 200
+        assert len(swapd.fakes("start", "good")) == 1
