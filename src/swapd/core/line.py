@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Collection
 
 from swapd.core.records import Record, Waiter
 
@@ -19,6 +20,7 @@ class Line:
         self.waiters: dict[str, Waiter] = {}
         self._by_age: list[tuple[int, Waiter]] = []
         self._by_rank: list[tuple[int, int, Waiter]] = []
+        self._priorities: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self.waiters)
@@ -49,29 +51,42 @@ class Line:
         """The one that came first of all."""
         return next(iter(self.waiters.values()), None)
 
-    def overdue(self, arrived_before: float) -> Iterator[Waiter]:
-        """Heads that came at this time or earlier, oldest first."""
-        for _, waiter in self._by_age:
-            if waiter.arrived_at > arrived_before:
-                return
-            yield waiter
+    def came_between(self, after: float, until: float) -> list[Waiter]:
+        """Heads that came later than ``after`` and not later than ``until``, oldest first."""
+        first = bisect_right(self._by_age, after, key=_arrival)
+        last = bisect_right(self._by_age, until, lo=first, key=_arrival)
+        return [entry[1] for entry in self._by_age[first:last]]
 
-    def by_rank(self) -> Iterator[Waiter]:
+    def next_after(self, time: float) -> float | None:
+        """When the first head came that came later than this."""
+        position = bisect_right(self._by_age, time, key=_arrival)
+        return self._by_age[position][1].arrived_at if position < len(self._by_age) else None
+
+    def by_rank(self) -> list[Waiter]:
         """All heads by priority, then age."""
-        return (entry[2] for entry in self._by_rank)
+        return [entry[2] for entry in self._by_rank]
 
-    def by_age(self) -> Iterator[Waiter]:
-        """All heads, oldest first."""
-        return (entry[1] for entry in self._by_age)
+    def priorities(self) -> Collection[int]:
+        """The priorities of all heads."""
+        return self._priorities.keys()
 
     def _insert(self, waiter: Waiter) -> None:
         insort(self._by_age, (waiter.seq, waiter), key=lambda e: e[0])
-        insort(self._by_rank, (-waiter.record.spec.priority, waiter.seq, waiter), key=lambda e: e[:2])
+        self._priorities[waiter.record.priority] += 1
+        insort(self._by_rank, (-waiter.record.priority, waiter.seq, waiter), key=lambda e: e[:2])
 
     def _delete(self, waiter: Waiter) -> None:
         del self._by_age[bisect_left(self._by_age, waiter.seq, key=lambda e: e[0])]
-        rank = (-waiter.record.spec.priority, waiter.seq)
+        priority = waiter.record.priority
+        self._priorities[priority] -= 1
+        if not self._priorities[priority]:
+            del self._priorities[priority]
+        rank = (-priority, waiter.seq)
         del self._by_rank[bisect_left(self._by_rank, rank, key=lambda e: e[:2])]
+
+
+def _arrival(entry: tuple[int, Waiter]) -> float:
+    return entry[1].arrived_at
 
 
 def head(record: Record) -> Waiter | None:

@@ -40,7 +40,7 @@ class MemoryKeeper:
         settled = event.at >= do.unsettled_at and all(r.state in SETTLED_STATES for r in do.live.values())
         worked, do.worked = do.worked, {m for m, r in do.live.items() if r.leases}
         do.ledger.observe(event.at, event.sample, event.held, settled=settled, busy=worked)
-        do.survey.changed()
+        do.survey.reread()
         factor = 1 if do.live else IDLE_SAMPLE_FACTOR
         self._next_sample_at = do.now + self._policy.sample_interval_s * factor
         if settled:

@@ -42,7 +42,7 @@ class Moves:
         self.plans: dict[ModelId, Plan] = {}
         self.live: dict[ModelId, Record] = {}
         self.builder = WorldBuilder(self.rules, self.ledger, self.policy)
-        self.survey = Survey()
+        self.survey = Survey(self._draw)
         self.worked: set[ModelId] = set()
         self.now = float("-inf")
         self.unsettled_at = float("-inf")
@@ -57,6 +57,8 @@ class Moves:
         self._seq += 1
         self.line.add(Waiter(rid, record, self.now, self._seq, prompt_tokens, kind))
         self.survey.new_head(record)
+        if record.state is S.STARTING:
+            self.survey.changed()
         self.grant(record)
 
     def leave(self, rid: str) -> Waiter | None:
@@ -69,6 +71,8 @@ class Moves:
             return None
         record = waiter.record
         self.survey.new_head(record)
+        if not record.queue:
+            self.survey.changed()
         plan = record.plan
         if plan is not None and plan.head is waiter:
             heir = head(record)
@@ -89,6 +93,8 @@ class Moves:
             self.line.remove(waiter.rid)
             waiter.generation = record.generation
             if waiter.kind == "request":
+                if not record.leases:
+                    self.survey.changed()
                 record.leases.add(waiter.rid)
                 record.idle_since = None
                 self.leases[waiter.rid] = waiter
@@ -193,11 +199,11 @@ class Moves:
 
     def world(self) -> World:
         """The picture of this moment."""
-        return self.survey.world(
-            lambda: self.builder.build(
-                self.live.values(), self.plans.values(), self.now, fresh=self.ledger.foreign_at >= self.unsettled_at
-            )
-        )
+        return self.survey.world(self.now)
+
+    def _draw(self) -> World:
+        fresh = self.ledger.foreign_at >= self.unsettled_at
+        return self.builder.build(self.live.values(), self.plans.values(), self.now, fresh=fresh)
 
     def commit(self, record: Record, waiter: Waiter, victims: Iterable[ModelId], reason: str) -> None:
         """Promise the room: the victims drain or stop, and nobody else gets their memory."""
@@ -221,6 +227,7 @@ class Moves:
         del self.plans[plan.target.spec.id]
         plan.target.plan = None
         self.survey.changed()
+        self.survey.new_head(plan.target)
         for victim in plan.victims:
             victim.claimed_by = None
             if victim.state is S.DRAINING and victim.drain_until is None:

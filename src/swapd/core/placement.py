@@ -57,6 +57,8 @@ class World:
     problem: str = ""
     foreign_at: float = 0.0
     """When ``foreign`` was measured; minus infinity while something that came or went since makes it stale."""
+    next_release_at: float = float("inf")
+    """When the first hold ends, and this picture with it."""
 
 
 @dataclass(frozen=True, slots=True)

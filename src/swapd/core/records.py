@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from swapd.core.lifecycle import InstanceState, Step, advance
 from swapd.core.linger import GAPS_KEPT, hold_s
-from swapd.core.spec import Footprint, ModelSpec, Policy
+from swapd.core.spec import DeviceId, Footprint, ModelId, ModelSpec, Policy
 from swapd.errors import SwapdError
 
 FAILURES_BEFORE_BACKOFF: Final = 3
@@ -49,10 +49,16 @@ class Plan:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One model's life, as the scheduler knows it; times in monotonic seconds."""
+    """One model's life, as the scheduler knows it; times in monotonic seconds.
+
+    ``id``, ``priority`` and ``needs`` repeat ``spec`` and ``footprint`` for the scan of a thousand heads.
+    """
 
     spec: ModelSpec
     footprint: Footprint = field(default_factory=Footprint)
+    needs: tuple[tuple[DeviceId, int], ...] = ()
+    id: ModelId = ""
+    priority: int = 0
     load_s: float = 0.0
     state: InstanceState = InstanceState.STOPPED
     state_since: float = 0.0
@@ -78,6 +84,13 @@ class Record:
     progress: float | None = None
     stage: str = ""
     loads: int = 0
+
+    def __post_init__(self) -> None:
+        self.id, self.priority = self.spec.id, self.spec.priority
+
+    def size(self, footprint: Footprint) -> None:
+        """What the next load is expected to take."""
+        self.footprint, self.needs = footprint, tuple(footprint.need_bytes.items())
 
     def step(self, step: Step, now: float, reason: str | None) -> None:
         """Take one row of the transition table."""

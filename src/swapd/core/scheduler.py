@@ -34,6 +34,7 @@ from swapd.errors import (
 )
 from swapd.units import MIB, format_duration
 
+ROUNDING_S: Final = 1e-6
 EXPECTED_ON_GPU: Final = 32 * MIB
 """A load that takes less VRAM than this did not go to the GPU."""
 
@@ -119,6 +120,7 @@ class Scheduler:
         record.leases.discard(event.rid)
         self._do.grant(record)
         if not record.leases:
+            self._do.survey.changed()
             record.idle_since = self._do.now
             record.last_answer_at = None if record.queue else self._do.now
 
@@ -213,7 +215,7 @@ class Scheduler:
 
     def _footprint_learned(self, event: ev.FootprintLearned) -> None:
         record = self._do.records[event.model]
-        record.footprint = event.footprint
+        record.size(event.footprint)
         if record.loads == 0:
             record.load_s = event.load_s
         self._do.survey.changed()
@@ -282,17 +284,18 @@ class Scheduler:
         """Ask for each head in the contract's order what it may do; only those with a chance are placed in full."""
         if not self._do.line or self._do.stops_at is not None:
             return
-        self._do.survey.begin()
-        for waiter, overdue in self._do.survey.order(self._do.line, self._do.now - self._policy.max_wait_s):
+        for waiter, overdue in self._do.survey.heads(self._do.line, self._do.now, self._overdue_before()):
             record = waiter.record
             if record.state is not S.STOPPED or record.plan is not None or waiter.rid not in record.queue:
-                continue
-            if self._do.survey.hopeless(record, self._do.world, overdue=overdue):
                 continue
             world, arrived_at = self._do.world(), waiter.arrived_at
             verdict = place(record.spec, record.footprint, world, overdue=overdue, arrived_at=arrived_at)
             self._do.survey.placed(record, verdict, overdue=overdue)
             self._apply(record, waiter, verdict)
+
+    def _overdue_before(self) -> float:
+        """Who came until then has waited ``max_wait``; a hair more, so that rounding wakes nobody in vain."""
+        return self._do.now - self._policy.max_wait_s + ROUNDING_S
 
     def _apply(self, record: Record, waiter: Waiter, verdict: Verdict) -> None:
         match verdict:
@@ -316,11 +319,12 @@ class Scheduler:
             self._do.out.append(WakeAt(at))
 
     def _deadlines(self) -> Iterable[float]:
-        now, line = self._do.now, self._do.line
+        line = self._do.line
         oldest = line.oldest()
         if oldest is not None:
             yield oldest.arrived_at + self._policy.queue_timeout_s
-            yield from self._do.survey.next_overdue(line, now, self._policy.max_wait_s)
+            if (came := line.next_after(self._overdue_before())) is not None:
+                yield came + self._policy.max_wait_s
         yield from self._memory.deadlines()
         for record in self._do.live.values():
             yield from self._deadlines_of(record, somebody_waits=oldest is not None)

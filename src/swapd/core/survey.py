@@ -1,111 +1,159 @@
-"""What is worth asking again: keeps a reconcile cheap with thousands of waiters.
+"""Which heads are worth placing: keeps a reconcile cheap with thousands of waiters.
 
-A head that had to wait is placed again in full only if something changed that
-could help it: by bytes (the room left beside commitments plus what may go), or
-because its group's table no longer stands in its way. Everything here is derived
-and can be thrown away.
+A head that had to wait is placed again only if something changed since that may
+help it: more bytes could be had on some device than when it was last looked at
+(the room left beside commitments plus everything that may go for it), or a model
+that the group table had put in its way is no longer there. Everything here is
+derived and can be thrown away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
 
-from swapd.core.line import Line
+from swapd.core.line import Line, head
 from swapd.core.placement import Claim, Verdict, Wait, World
 from swapd.core.records import Record, Waiter
 from swapd.core.spec import DeviceId
 
-FULLY_PLACED: Final = 4
-"""So many heads are placed in full at each reconcile whatever the bytes say: a refusal that became due is found."""
+REREAD_HEADS: Final = 8
+"""After each reading of the devices so many heads are placed whatever the bytes say: a refusal may have become due."""
 
-_GO_NOW: Final = frozenset({Claim.GOING, Claim.FREE})
-_GO_LATE: Final = frozenset({Claim.GOING, Claim.FREE, Claim.HELD, Claim.BUSY})
+Most: TypeAlias = Mapping[DeviceId, int]
+Rank: TypeAlias = int | None
+"""The priority of a waiter that is not overdue; ``None``: overdue."""
 
 
 class Survey:
-    """The caches of one scheduler's reconcile."""
+    """The caches of one scheduler's reconcile. ``build`` draws the picture of this moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, build: Callable[[], World]) -> None:
+        self._build = build
         self._world: World | None = None
-        self._new: set[int] = set()
-        self._full = 0
-        self._most_now: Mapping[DeviceId, int] = {}
-        self._most_late: Mapping[DeviceId, int] = {}
-        self._lowest_priority = 0
-        self._stuck: set[tuple[str, int, bool]] = set()
-
-    def begin(self) -> None:
-        """A reconcile begins: time has passed, so holds may have ended."""
-        self._full = 0
-        self.changed()
+        self._most: dict[Rank, Most] = {}
+        self._most_before: dict[Rank, Most] = {}
+        self._overdue_until = float("-inf")
+        self._to_reread = 0
+        self._new: dict[str, Record] = {}
+        self._held_up: dict[str, Record] = {}
+        self._stuck: set[tuple[str, Rank]] = set()
 
     def changed(self) -> None:
-        """A process, a commitment or a reading changed."""
+        """A process, a commitment, a size or a model's being busy changed."""
         self._world = None
-        self._stuck.clear()
+
+    def reread(self) -> None:
+        """The devices were read."""
+        self.changed()
+        self._most_before.clear()
+        self._to_reread = REREAD_HEADS
 
     def new_head(self, record: Record) -> None:
-        """A model's head is new and must be placed in full once."""
-        self._new.add(id(record))
+        """A model's head is new and must be placed once, whatever the bytes say."""
+        self._new[record.id] = record
 
-    def world(self, build: Callable[[], World]) -> World:
-        """The picture of this moment, drawn once."""
-        if self._world is None:
-            self._world = world = build()
-            self._most_now = _most(world, _GO_NOW)
-            self._most_late = _most(world, _GO_LATE)
-            self._lowest_priority = min((r.spec.priority for r in world.residents), default=0)
+    def world(self, now: float) -> World:
+        """The picture of this moment, drawn anew only if it changed or a hold has ended."""
+        if self._world is None or now >= self._world.next_release_at:
+            self._world = self._build()
+            self._most = {}
+            self._stuck.clear()
         return self._world
 
-    def order(self, line: Line, overdue_before: float) -> Iterator[tuple[Waiter, bool]]:
-        """Heads in the contract's order, each with whether it is overdue. The line may change meanwhile."""
-        overdue = list(line.overdue(overdue_before))
-        for waiter in overdue:
-            yield waiter, True
-        for waiter in list(line.by_rank()):
-            if waiter.arrived_at > overdue_before:
-                yield waiter, False
+    def heads(self, line: Line, now: float, before: float) -> Iterator[tuple[Waiter, bool]]:
+        """Heads that may have a chance, in the contract's order, each with whether it is overdue.
 
-    def hopeless(self, record: Record, world: Callable[[], World], *, overdue: bool) -> bool:
-        """Whether placing it in full would only say "wait" again."""
-        if id(record) in self._new:
-            return False
-        if self._full < FULLY_PLACED:
-            self._full += 1
-            return False
-        world()
-        if self._stuck and (self._group(record), record.spec.priority, overdue) in self._stuck:
+        Overdue are those that came until ``before``. The line and the world may change
+        while this is iterated.
+        """
+        self.world(now)
+        again = [*self._held_up.values(), *self._new.values()]
+        self._held_up.clear()
+        overdue = self._overdue_heads(line, again, now, before)
+        for waiter in self._with_a_chance(overdue, now, overdue=True):
+            yield waiter, True
+        for waiter in self._with_a_chance(self._other_heads(line, again, now), now, overdue=False):
+            if waiter.arrived_at > before:
+                yield waiter, False
+        self._new.clear()
+        self._overdue_until = before
+
+    def _overdue_heads(self, line: Line, again: list[Record], now: float, before: float) -> list[Waiter]:
+        """All of them if more could be had than before, else those that became overdue since and those held up."""
+        if self._grown(None, now, 0):
+            return line.came_between(float("-inf"), before)
+        late = {w.seq: w for w in line.came_between(self._overdue_until, before)}
+        late |= {w.seq: w for w in _heads(again) if w.arrived_at <= before}
+        return [late[seq] for seq in sorted(late)]
+
+    def _other_heads(self, line: Line, again: list[Record], now: float) -> list[Waiter]:
+        """All of them if more could be had than before by any priority, else the new ones and those held up."""
+        grown = [self._grown(priority, now, priority) for priority in line.priorities()]
+        if any(grown):
+            return line.by_rank()
+        return sorted(_heads(again), key=lambda w: (-w.record.priority, w.seq))
+
+    def _grown(self, rank: Rank, now: float, priority: int) -> bool:
+        """Whether more could be had by waiters of this rank than when all of them were last looked at."""
+        most, before = self._draw_most(now, rank, priority), self._most_before.get(rank)
+        self._most_before[rank] = most
+        return before is None or any(size > before.get(device, -1) for device, size in most.items())
+
+    def _with_a_chance(self, waiters: Iterable[Waiter], now: float, *, overdue: bool) -> Iterator[Waiter]:
+        """Those that could fit by bytes, are new, or are due for a second look. The hot loop of an event."""
+        drawn, new = self._most, self._new
+        for waiter in waiters:
+            record = waiter.record
+            rank = None if overdue else record.priority
+            most = drawn.get(rank)
+            if most is None or drawn is not self._most:
+                most = self._draw_most(now, rank, record.priority)
+                drawn = self._most
+            for device, size in record.needs:
+                if size > most.get(device, -1):
+                    if (self._to_reread or new) and self._worth_a_look(record):
+                        yield waiter
+                    break
+            else:
+                if record.id in new or not self._stuck or (self._group(record), rank) not in self._stuck:
+                    yield waiter
+                else:
+                    self._held_up[record.id] = record
+
+    def _worth_a_look(self, record: Record) -> bool:
+        if record.id in self._new:
             return True
-        outranks = record.spec.priority > self._lowest_priority
-        most = self._most_late if overdue or outranks else self._most_now
-        return any(size > most.get(device, 0) for device, size in record.footprint.need_bytes.items())
+        self._to_reread = max(0, self._to_reread - 1)
+        return self._to_reread > 0
+
+    def _draw_most(self, now: float, rank: Rank, priority: int) -> Most:
+        """By device: the room left plus what may go for a waiter of this rank."""
+        world = self.world(now)
+        if rank in self._most:
+            return self._most[rank]
+        most = dict(world.room)
+        for resident in world.residents:
+            late = rank is None or resident.spec.priority < priority
+            free = resident.claim is Claim.GOING or resident.claim is Claim.FREE
+            if free or (late and resident.claim in (Claim.HELD, Claim.BUSY)):
+                for device, size in resident.need.need_bytes.items():
+                    if device in most:
+                        most[device] += size
+        self._most[rank] = most
+        return most
 
     def placed(self, record: Record, verdict: Verdict, *, overdue: bool) -> None:
-        """Remember what a full placing said."""
-        self._new.discard(id(record))
-        if isinstance(verdict, Wait) and verdict.by_table:
-            self._stuck.add((self._group(record), record.spec.priority, overdue))
-
-    def next_overdue(self, line: Line, now: float, max_wait_s: float) -> Iterator[float]:
-        """When the next head becomes overdue."""
-        for waiter in line.by_age():
-            at = waiter.arrived_at + max_wait_s
-            if at > now:
-                yield at
-                return
+        """Remember who has to be asked again, and that the group table stands in the way of a whole group."""
+        if isinstance(verdict, Wait):
+            self._held_up[record.id] = record
+            if verdict.by_table and self._world is not None:
+                self._stuck.add((self._group(record), None if overdue else record.priority))
 
     def _group(self, record: Record) -> str:
-        assert self._world is not None
-        group = self._world.rules.group_of(record.spec.id)
+        group = self._world.rules.group_of(record.id) if self._world is not None else None
         return group.id if group else ""
 
 
-def _most(world: World, claims: frozenset[Claim]) -> dict[DeviceId, int]:
-    most = dict(world.room)
-    for resident in world.residents:
-        if resident.claim in claims:
-            for device, size in resident.need.need_bytes.items():
-                if device in most:
-                    most[device] += size
-    return most
+def _heads(records: Iterable[Record]) -> Iterator[Waiter]:
+    return (waiter for record in records if (waiter := head(record)) is not None)

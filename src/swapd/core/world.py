@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from math import inf
 
 from swapd.core.groups import GroupRules
 from swapd.core.ledger import MemoryLedger
@@ -33,6 +34,7 @@ class WorldBuilder:
             gpus_known=ledger.gpus_known,
             problem=ledger.problem,
             foreign_at=ledger.foreign_at if fresh else float("-inf"),
+            next_release_at=min((until for r in live if (until := self._held_until(r)) > now), default=inf),
         )
 
     def _room(self, live: Iterable[Record], plans: list[Plan]) -> dict[DeviceId, int]:
@@ -65,6 +67,10 @@ class WorldBuilder:
         claim, why = self._claim(record, now)
         cost = 0.0 if claim is Claim.GOING else record.bring_back_s()
         return Resident(record.spec, self.need(record), claim, why, cost)
+
+    def _held_until(self, record: Record) -> float:
+        idle = record.state is S.READY and not record.leases and not record.queue
+        return record.held_until(self._policy) if idle else 0.0
 
     def _claim(self, record: Record, now: float) -> tuple[Claim, str]:
         state = record.state

@@ -65,7 +65,7 @@ class Judge:
             self.sim.send(ev.FootprintLearned(0.0, model, footprint, load_s))
         self.sim.run(0.1)
         for number, action in enumerate(self.spec.actions):
-            self.sim.run(self.sim.now + action.delay_s)
+            self.sim.run(self.sim.now + max(action.delay_s, 1e-6))
             self.act(number, action)
         self.sim.run(self.sim.now + 4000)
         self.check_end()

@@ -82,10 +82,12 @@ def never_measures_other_programs(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_max_wait_pass(patch: pytest.MonkeyPatch) -> None:
-    def order(self: Survey, line: Any, overdue_before: float) -> Iterator[Any]:
-        return ((w, False) for w in list(line.by_rank()))
+    heads = Survey.heads
 
-    patch.setattr(Survey, "order", order)
+    def never_overdue(self: Survey, line: Any, now: float, before: float) -> Iterator[Any]:
+        return heads(self, line, now, float("-inf"))
+
+    patch.setattr(Survey, "heads", never_overdue)
 
 
 def evicts_the_moment_a_model_is_idle(patch: pytest.MonkeyPatch) -> None:
