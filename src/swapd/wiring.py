@@ -80,7 +80,7 @@ def serve(resolved: Resolved, on_listening: Callable[[str], None]) -> None:
 
 async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int) -> None:
     from swapd.proxy.app import build_app
-    from swapd.proxy.listen import parse_listen
+    from swapd.proxy.listen import bind, parse_listen
     from swapd.proxy.serve import serve as serve_app
     from swapd.proxy.settings import ProxySettings
 
@@ -111,9 +111,10 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         clock=MonotonicClock(),
     )
     try:
+        sockets = bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
             app = build_app(supervisor, resolved.routes, settings)
-            await serve_app(app, listen, supervisor, on_listening)
+            await serve_app(app, listen, supervisor, on_listening, sockets)
     finally:
         launcher.close()
         store.close()

@@ -54,17 +54,23 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: App, listen: Address, supervisor: Supervisor, on_listening: Callable[[str], None]) -> None:
+async def serve(
+    app: App,
+    listen: Address,
+    supervisor: Supervisor,
+    on_listening: Callable[[str], None],
+    sockets: Sequence[socket.socket] | None = None,
+) -> None:
     """Serve until a signal; returns when the children are stopped and the connections closed.
 
     The first SIGTERM or SIGINT stops admitting, drains and stops the children
     (``Supervisor.shutdown``), then closes the server. A second one ends at once.
-    ``on_listening`` is told the address.
+    ``on_listening`` is told the address. ``sockets``: those of ``listen``, if they are bound already; closed at the end.
 
     Raises:
         SwapdError: if the address is taken.
     """
-    sockets = bind(listen)
+    sockets = list(sockets or bind(listen))
     calm_collector()
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     server = _Server(server_config(app), lambda: on_listening(url_of(listen, sockets)))
