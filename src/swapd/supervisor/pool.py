@@ -180,7 +180,7 @@ class Supervisor:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        if at is not None:
+        if at is not None and self._group is not None:
             delay = max(0.0, at - self._clock.now())
             self._wake = asyncio.get_running_loop().call_later(delay, self._woken)
 
