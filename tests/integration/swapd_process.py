@@ -484,6 +484,10 @@ class Swapd:
         wait_for(lambda: len(self.fakes(ev, model)) >= count, timeout_s, f"{count} × {ev} {model}")
         return self.fakes(ev, model)[count - 1]
 
+    def wait_loading(self, model: str) -> None:
+        """Until the model's process holds its simulated memory (killed before that, the fake may lose some)."""
+        wait_for(lambda: "loading model" in self.get(f"/api/models/{quote(model, safe='')}/logs").text)
+
     def said(self, text: str) -> bool:
         """Whether swapd's own log has this."""
         return text in self.log_file.read_text()

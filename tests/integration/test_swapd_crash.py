@@ -21,7 +21,7 @@ def test_no_child_is_left_a_second_after_kill_9_and_the_next_start_works(tmp_pat
             assert swapd.load("a").status == 200
         elif when == "loading":
             left = swapd.open_request("a")
-            wait_for(lambda: "loading model" in swapd.get("/api/models/a/logs").text)
+            swapd.wait_loading("a")
         else:
             stream = swapd.stream("a")
             stream.events(1)

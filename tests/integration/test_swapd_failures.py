@@ -54,7 +54,7 @@ def test_crash_loop_backs_off_and_evicts_nobody(tmp_path: Path) -> None:
 
 def test_missing_binary_and_program_that_does_not_listen_are_named(tmp_path: Path) -> None:
     models = {"true": {"gguf": "", "cmd": ["true", "${PORT}"], "gpus": []}}
-    extra = '[binaries.soon-gone]\npath = "gone"\n[models.gone]\nbinary = "soon-gone"\n'
+    extra = '[binaries.soon-gone]\npath = "./gone"\n[models.gone]\nbinary = "soon-gone"\n'
     swapd = Swapd(tmp_path, models, extra=extra)
     swapd.write()
     (tmp_path / "gone").write_text("#!/bin/sh\n")
@@ -62,7 +62,7 @@ def test_missing_binary_and_program_that_does_not_listen_are_named(tmp_path: Pat
     with swapd:
         (tmp_path / "gone").unlink()
         failed = swapd.chat("gone")
-        assert failed.status == 502 and "gone" in failed.error["message"]
+        assert failed.status == 502 and "/gone" in failed.error["message"]
         failed = swapd.chat("true")
         assert failed.status == 502 and "exited 0 before ready" in failed.error["message"] and failed.seconds < 2
 
@@ -152,7 +152,7 @@ def test_answers_that_come_while_a_load_fails_after_the_200_are_error_events(tmp
 def test_unload_of_a_loading_model_is_at_once_and_its_waiters_are_told(tmp_path: Path) -> None:
     with Swapd(tmp_path, {"a": {"knobs": {"LOAD_S": 60}}}) as swapd:
         waiting = [swapd.chat_later("a"), in_background(swapd.load, "a")]
-        swapd.wait_fake("start", "a")
+        swapd.wait_loading("a")
         wait_for(lambda: swapd.model("a")["queued"] == 2)
         unloaded = swapd.unload("a")
         assert unloaded.status == 200 and unloaded.seconds < 1
@@ -265,7 +265,7 @@ def test_load_whose_client_left_is_aborted_when_another_model_needs_the_room(tmp
     models = {"a": {"vram": "6000 MiB", "knobs": {"LOAD_S": 30}}, "b": {"vram": "6000 MiB"}}
     with Swapd(tmp_path, models) as swapd:
         leaver = swapd.open_request("a")
-        swapd.wait_fake("start", "a")
+        swapd.wait_loading("a")
         leaver.close()
         served = swapd.chat("b")
         assert served.status == 200 and served.seconds < 5
