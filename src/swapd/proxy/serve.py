@@ -65,7 +65,7 @@ async def serve(
 
     The first SIGTERM or SIGINT stops admitting, drains and stops the children
     (``Supervisor.shutdown``), then closes the server. A second one ends at once.
-    ``on_listening`` is told the address. ``sockets``: those of ``listen``, if they are bound already; closed at the end.
+    ``on_listening`` is told the address. ``sockets``: those of ``listen``, if they are bound already.
 
     Raises:
         SwapdError: if the address is taken.
