@@ -62,6 +62,10 @@ class Line:
         position = bisect_right(self._by_age, time, key=_arrival)
         return self._by_age[position][1].arrived_at if position < len(self._by_age) else None
 
+    def first(self, count: int) -> list[Waiter]:
+        """The oldest heads, and those of the highest priority."""
+        return [e[1] for e in self._by_age[:count]] + [e[2] for e in self._by_rank[:count]]
+
     def by_rank(self) -> list[Waiter]:
         """All heads by priority, then age."""
         return [entry[2] for entry in self._by_rank]

@@ -45,6 +45,14 @@ class Resident:
 
 
 @dataclass(slots=True)
+class Table:
+    """The group table for the models of one group: who is unloaded and who is protected, each with the reason."""
+
+    unloaded: list[tuple[Resident, str]] = field(default_factory=list)
+    protected: list[tuple[Resident, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class World:
     """All that placing needs to know. Bytes by device; ``room`` is ``available`` after all commitments."""
 
@@ -59,6 +67,43 @@ class World:
     """When ``foreign`` was measured; minus infinity while something that came or went since makes it stale."""
     next_release_at: float = float("inf")
     """When the first hold ends, and this picture with it."""
+    _tables: dict[str | None, Table] = field(default_factory=dict)
+    _by_device: dict[DeviceId, dict[ModelId, Resident]] = field(default_factory=dict)
+
+    @property
+    def somebody_loads_alone(self) -> bool:
+        """Whether a model of unknown size is loading."""
+        return any(r.claim is Claim.LOADING and r.need.alone_on for r in self.residents)
+
+    def residents_on(self, device: DeviceId) -> Mapping[ModelId, Resident]:
+        """Those that hold memory of a device and may give it to somebody: neither lost nor promised."""
+        found = self._by_device.get(device)
+        if found is None:
+            able = (r for r in self.residents if r.claim is not Claim.LOST and r.claim is not Claim.TAKEN)
+            found = self._by_device[device] = {r.spec.id: r for r in able if r.need.on(device)}
+        return found
+
+    def table_for(self, target: ModelId) -> Table:
+        """What the group table says for a target, the same for all models of its group."""
+        group = self.rules.group_of(target)
+        key = group.id if group else None
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = self._draw_table(target)
+        return table
+
+    def _draw_table(self, target: ModelId) -> Table:
+        table = Table()
+        for resident in self.residents:
+            if resident.claim is Claim.LOST:
+                continue
+            name = resident.spec.id
+            protection = "" if resident.claim is Claim.GOING else self.rules.protects(target, name)
+            if protection:
+                table.protected.append((resident, protection))
+            elif why := self.rules.unloads(target, name):
+                table.unloaded.append((resident, why))
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +218,21 @@ def _insufficient(
 
 def _apply_table(case: _Case) -> Verdict | None:
     """Fill ``forced`` by the group table and the wish to be alone; a verdict if that already decides."""
-    rules, target = case.world.rules, case.target.id
-    for resident in case.world.residents:
-        name = resident.spec.id
-        if resident.claim is Claim.LOST:
-            continue
-        protection = rules.protects(target, name)
-        why = rules.unloads(target, name) or _alone(case.need, resident)
-        if protection:
-            if rules.bars(target, name):
-                return Refuse(_kept_out(case.target, protection))
-            case.protected.append(resident)
-        elif why:
-            if resident.spec.on_conflict == "refuse":
-                return Refuse(_on_conflict(case.target, resident))
-            case.forced[name] = why
+    world, target = case.world, case.target
+    table = world.table_for(target.id)
+    case.protected = [resident for resident, _ in table.protected]
+    for resident, protection in table.protected:
+        if world.rules.bars(target.id, resident.spec.id):
+            return Refuse(_kept_out(target, protection))
+    goes = table.unloaded
+    if case.need.alone_on or world.somebody_loads_alone:
+        known = {resident.spec.id for resident, _ in goes} | {r.spec.id for r in case.protected}
+        rest = (r for r in world.residents if r.spec.id not in known and r.claim is not Claim.LOST)
+        goes = [*goes, *((r, why) for r in rest if (why := _alone(case.need, r)))]
+    for resident, why in goes:
+        if resident.spec.on_conflict == "refuse":
+            return Refuse(_on_conflict(target, resident))
+        case.forced[resident.spec.id] = why
     return None
 
 
@@ -248,34 +293,27 @@ def _choose(
 ) -> list[Resident] | Wait | Refuse:
     """The cheapest further victims: among those that may go now, else among all, those that refuse last."""
     protected = {r.spec.id for r in case.protected}
-    pool = [
-        r
-        for r in case.world.residents
-        if r.claim not in (Claim.LOST, Claim.TAKEN)
-        and r.spec.id not in protected
-        and r.spec.id not in exclude
-        and any(r.need.on(d) for d in short)
-    ]
+    near: dict[ModelId, Resident] = {}
+    for device in short:
+        near |= case.world.residents_on(device)
+    pool = [r for name, r in near.items() if name not in protected and name not in exclude]
+    if not _covers(pool, short):
+        return _nothing_helps(case, short)
     willing = [r for r in pool if r.spec.on_conflict != "refuse" or r.claim is Claim.GOING]
-    for candidates in (
-        [r for r in willing if case.may_go(r)],
-        [r for r in willing if r.claim is not Claim.LOADING],
-        willing,
-    ):
+    now = [r for r in willing if case.may_go(r)]
+    for candidates in (now, [r for r in willing if r.claim is not Claim.LOADING], willing):
         chosen = cheapest(candidates, short)
         if chosen is not None:
             return chosen
-    chosen = cheapest(pool, short)
-    if chosen is not None:
-        return Refuse(_on_conflict(case.target, next(r for r in chosen if r.spec.on_conflict == "refuse")))
-    return _nothing_helps(case, short)
+    chosen = cheapest(pool, short) or pool
+    return Refuse(_on_conflict(case.target, next(r for r in chosen if r.spec.on_conflict == "refuse")))
 
 
 def cheapest(candidates: Sequence[Resident], short: Mapping[DeviceId, int]) -> list[Resident] | None:
     """The set with the smallest sum of ``cost_s`` that frees ``short`` on every device; ``None`` if all do not."""
-    order = sorted(candidates, key=lambda r: r.cost_s)
-    if not _covers(order, short):
+    if not _covers(candidates, short):
         return None
+    order = sorted(candidates, key=lambda r: r.cost_s)
     looked_at = 0
     queue: list[tuple[float, int, tuple[int, ...]]] = [(order[0].cost_s, 0, (0,))]
     while queue and looked_at < SEARCH_LIMIT:

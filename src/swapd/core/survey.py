@@ -17,8 +17,8 @@ from swapd.core.placement import Claim, Verdict, Wait, World
 from swapd.core.records import Record, Waiter
 from swapd.core.spec import DeviceId
 
-REREAD_HEADS: Final = 8
-"""After each reading of the devices so many heads are placed whatever the bytes say: a refusal may have become due."""
+REREAD_HEADS: Final = 1
+"""After each reading the oldest and the highest head are placed whatever the bytes say: a refusal may be due."""
 
 Most: TypeAlias = Mapping[DeviceId, int]
 Rank: TypeAlias = int | None
@@ -34,7 +34,7 @@ class Survey:
         self._most: dict[Rank, Most] = {}
         self._most_before: dict[Rank, Most] = {}
         self._overdue_until = float("-inf")
-        self._to_reread = 0
+        self._reread = False
         self._new: dict[str, Record] = {}
         self._held_up: dict[str, Record] = {}
         self._stuck: set[tuple[str, Rank]] = set()
@@ -46,8 +46,7 @@ class Survey:
     def reread(self) -> None:
         """The devices were read."""
         self.changed()
-        self._most_before.clear()
-        self._to_reread = REREAD_HEADS
+        self._reread = True
 
     def new_head(self, record: Record) -> None:
         """A model's head is new and must be placed once, whatever the bytes say."""
@@ -68,6 +67,9 @@ class Survey:
         while this is iterated.
         """
         self.world(now)
+        if self._reread:
+            self._reread = False
+            self._new |= {w.record.id: w.record for w in line.first(REREAD_HEADS)}
         again = [*self._held_up.values(), *self._new.values()]
         self._held_up.clear()
         overdue = self._overdue_heads(line, again, now, before)
@@ -101,7 +103,7 @@ class Survey:
         return before is None or any(size > before.get(device, -1) for device, size in most.items())
 
     def _with_a_chance(self, waiters: Iterable[Waiter], now: float, *, overdue: bool) -> Iterator[Waiter]:
-        """Those that could fit by bytes, are new, or are due for a second look. The hot loop of an event."""
+        """Those that could fit by bytes, or are due for a look. The hot loop of an event."""
         drawn, new = self._most, self._new
         for waiter in waiters:
             record = waiter.record
@@ -112,7 +114,7 @@ class Survey:
                 drawn = self._most
             for device, size in record.needs:
                 if size > most.get(device, -1):
-                    if (self._to_reread or new) and self._worth_a_look(record):
+                    if record.id in new:
                         yield waiter
                     break
             else:
@@ -120,12 +122,6 @@ class Survey:
                     yield waiter
                 else:
                     self._held_up[record.id] = record
-
-    def _worth_a_look(self, record: Record) -> bool:
-        if record.id in self._new:
-            return True
-        self._to_reread = max(0, self._to_reread - 1)
-        return self._to_reread > 0
 
     def _draw_most(self, now: float, rank: Rank, priority: int) -> Most:
         """By device: the room left plus what may go for a waiter of this rank."""

@@ -37,22 +37,27 @@ class WorldBuilder:
             next_release_at=min((until for r in live if (until := self._held_until(r)) > now), default=inf),
         )
 
-    def _room(self, live: Iterable[Record], plans: list[Plan]) -> dict[DeviceId, int]:
+    def _room(self, live: Collection[Record], plans: list[Plan]) -> dict[DeviceId, int]:
         """``available`` by device: each commitment counts as the larger of what still goes and what comes."""
-        capacity, foreign = self._ledger.capacity, self._ledger.foreign
-        room = {d: size - foreign[d] for d, size in capacity.items()}
+        foreign = self._ledger.foreign
+        room = {d: size - foreign[d] for d, size in self._ledger.capacity.items()}
         committed = {id(r) for p in plans for r in p.victims}
         for record in live:
             if id(record) not in committed:
                 _subtract(room, self.need(record).need_bytes)
         for plan in plans:
-            _subtract(room, self._claim_of(plan, room))
+            _subtract(room, self._claim_of(plan))
         return room
 
-    def _claim_of(self, plan: Plan, room: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
-        incoming = plan.target.footprint if plan.target.state is S.STOPPED else Footprint()
-        going = [self.need(r) for r in plan.victims]
-        return {d: max(incoming.on(d), sum(n.on(d) for n in going)) for d in room}
+    def _claim_of(self, plan: Plan) -> Mapping[DeviceId, int]:
+        incoming = plan.target.footprint.need_bytes if plan.target.state is S.STOPPED else {}
+        if not plan.victims:
+            return incoming
+        going: dict[DeviceId, int] = {}
+        for record in plan.victims:
+            for device, size in self.need(record).need_bytes.items():
+                going[device] = going.get(device, 0) + size
+        return {d: max(incoming.get(d, 0), going.get(d, 0)) for d in incoming.keys() | going.keys()}
 
     def need(self, record: Record) -> Footprint:
         """What a record's instance has reserved, else what its model would take."""
