@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from swapd.core.flags import EngineFlags
 from swapd.core.ledger import DeviceSample
-from swapd.core.spec import RAM, Footprint
+from swapd.core.spec import Footprint
+from swapd.gguf.header import read_header
+from swapd.gguf.memory import Gpu, predict
 from swapd.gguf.types import GgufHeader
 from swapd.units import MIB
 
@@ -15,6 +17,12 @@ OVERHEAD_BYTES = 600 * MIB
 
 
 def estimate(header: GgufHeader, flags: EngineFlags, gpus: Sequence[DeviceSample]) -> Footprint:
-    """Interim: everything on the first GPU, or in RAM."""
-    size = header.data_bytes + flags.ctx_tokens * 1024 * 64 + OVERHEAD_BYTES
-    return Footprint({gpus[0].id: size, RAM: 300 * MIB} if gpus else {RAM: size})
+    """Predicted from the header and the flags, on these GPUs in their order.
+
+    Raises:
+        GgufError, OSError: a draft model or projector that the flags name cannot be read.
+    """
+    devices = [Gpu(g.id, g.total_bytes, g.free_bytes or g.total_bytes, OVERHEAD_BYTES) for g in gpus]
+    draft = read_header(flags.draft_model) if flags.draft_model else None
+    mmproj = read_header(flags.mmproj) if flags.mmproj else None
+    return predict(header, flags, devices, draft=draft, mmproj=mmproj).footprint()

@@ -121,7 +121,10 @@ class Footprints:
         everywhere = frozenset(g.id for g in gpus)
         if header is None or flags.fit:
             return Footprint({RAM: 0} | {g.id: 0 for g in gpus}, alone_on=everywhere)
-        return estimate(header, flags, gpus)
+        try:
+            return estimate(header, flags, gpus)
+        except (GgufError, OSError):
+            return Footprint({RAM: 0} | {g.id: 0 for g in gpus}, alone_on=everywhere)
 
     def _measured(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], predicted: Footprint) -> Footprint:
         """The largest of the last loads; one that could never fit the machine is dropped."""
