@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Annotated, Any, Literal
 
@@ -9,12 +10,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from swapd.units import parse_duration, parse_size
 
+_SHELL_PIECE = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<!\S)#[^\n]*""", re.DOTALL)
+
 
 def _argv(value: Any) -> Any:
-    """A shell-quoted string or an array; shell quoting as ``shlex`` has it."""
+    """A shell-quoted string or an array; lines may be continued with a backslash, and words that begin with # are
+    comments (``shlex`` knows neither: it keeps the newline, and cuts words at a #)."""
     if isinstance(value, str):
+        plain = _SHELL_PIECE.sub(lambda m: "" if m[1] in (None, "\\\n") else m[1], value)
         try:
-            return shlex.split(value, comments=True)
+            return shlex.split(plain)
         except ValueError as error:
             raise ValueError(f"shell quoting: {error}") from None
     return value
@@ -50,6 +55,18 @@ def _auto_or_count(value: Any) -> int | str:
     raise ValueError('should be a whole number from 0 on, or "auto"')
 
 
+def _auto_or_switch(value: Any) -> bool | str:
+    if value == "auto" or isinstance(value, bool):
+        return value  # type: ignore[no-any-return]
+    raise ValueError('should be true, false or "auto"')
+
+
+def _auto_or_names(value: Any) -> str | list[str]:
+    if value == "auto" or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+        return value  # type: ignore[no-any-return]
+    raise ValueError('should be a list of ids, or "auto"')
+
+
 def _gpus(value: Any) -> str | list[int | str]:
     if value == "all":
         return "all"
@@ -63,6 +80,8 @@ RamSize = Annotated[int | Literal["auto"], PlainValidator(_auto_or_size)]
 VramSize = Annotated[int | Literal["auto"] | dict[str, int], PlainValidator(_vram)]
 Gpus = Annotated[Literal["all"] | list[int | str], PlainValidator(_gpus)]
 Count = Annotated[int, Field(ge=0)]
+AutoSwitch = Annotated[bool | Literal["auto"], PlainValidator(_auto_or_switch)]
+AutoNames = Annotated[list[str] | Literal["auto"], PlainValidator(_auto_or_names)]
 AutoCount = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
 
 
@@ -170,7 +189,7 @@ class Model(Section):
     on_hangup: Literal["abort", "drain"] = "abort"
     persistent: bool = False
     preload: bool = False
-    keep_context: bool | Literal["auto"] = False
+    keep_context: AutoSwitch = False
     expect_gpu: bool = False
     description: str = ""
     unlisted: bool = False
@@ -221,7 +240,7 @@ class Peer(Section):
 
     url: str
     api_key: str = ""
-    models: list[str] | Literal["auto"] = "auto"
+    models: AutoNames = "auto"
 
 
 class File(Section):
