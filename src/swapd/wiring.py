@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 
 from swapd.config.generated import demo_toml, find_models, found_toml, model_folders
+from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, find_config, load, load_text
 from swapd.config.resolve import Resolved, resolve
 from swapd.devices.monitor import Monitor
@@ -80,7 +81,7 @@ def serve(resolved: Resolved, on_listening: Callable[[str], None]) -> None:
 
 async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int) -> None:
     from swapd.proxy.app import build_app
-    from swapd.proxy.listen import bind, parse_listen
+    from swapd.proxy.listen import bind
     from swapd.proxy.serve import serve as serve_app
     from swapd.proxy.settings import ProxySettings
 

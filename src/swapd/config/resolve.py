@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,9 +13,11 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from swapd.config.lines import KeyPath
+from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, Problems
 from swapd.config.schema import File, Model, Server
 from swapd.core.spec import BinarySpec, Catalog, Group, LaunchSpec, ModelSpec, Policy, RouteSpec
+from swapd.errors import ConfigError
 from swapd.units import GIB, format_size
 
 MANAGED_FLAGS: Final = ("--host", "--port", "-m", "--model", "--alias", "-a", "--slot-save-path")
@@ -67,6 +69,7 @@ class _Resolver:
         launches = {id_: self._launch(id_, model, binaries) for id_, model in self.file.models.items()}
         self._warn_not_effective()
         self._warn_headroom()
+        self._check_listen()
         device_source = self._device_source()
         self.problems.raise_if_any()
         return Resolved(
@@ -127,6 +130,18 @@ class _Resolver:
         if self.file.server.default_model:
             self._must_exist(self.file.server.default_model, ("server", "default_model"))
 
+    def _check_listen(self) -> None:
+        server, path = self.file.server, ("server", "listen")
+        try:
+            address = parse_listen(server.listen)
+        except ConfigError as error:
+            self.problems.add(path, error.message)
+            return
+        if not (address.path or address.is_loopback or server.api_keys):
+            self._warn(
+                path, "EVERYBODY ON THE NETWORK CAN USE THIS SERVER: it listens beyond loopback without api_keys"
+            )
+
     def _must_exist(self, model: str, path: KeyPath) -> None:
         if model not in self.file.models:
             near = get_close_matches(model, self.file.models, n=1, cutoff=0.0)
@@ -139,6 +154,7 @@ class _Resolver:
         path = self._program(binary.path)
         libraries = tuple(str(self._absolute(p)) for p in binary.library_path)
         self._check_env(binary.env, ("binaries", name, "env"))
+        self._check_args(binary.args, ("binaries", name, "args"))
         self._must_be_there(path, ("binaries", name, "path"), "no such program")
         for folder in libraries:
             self._must_be_there(folder, ("binaries", name, "library_path"), "no such folder")
@@ -212,10 +228,14 @@ class _Resolver:
             for key in ("binary", "args", "ctx", "n_cpu_moe"):
                 if ("models", id_, key) in self.problems.lines:
                     self.problems.add((*at, key), "is only for gguf models")
-        for word in model.args:
+        if model.gguf:
+            self._check_args(model.args, (*at, "args"))
+
+    def _check_args(self, args: Sequence[str], path: KeyPath) -> None:
+        for word in args:
             flag = word.split("=", 1)[0]
-            if model.gguf and flag in MANAGED_FLAGS:
-                self.problems.add((*at, "args"), f"{flag} is set by swapd itself", "remove it")
+            if flag in MANAGED_FLAGS:
+                self.problems.add(path, f"{flag} is set by swapd itself", "remove it")
 
     def _binary_of(self, id_: str, model: Model, binaries: Mapping[str, BinarySpec]) -> BinarySpec | None:
         if model.cmd:
