@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,15 +57,17 @@ def _configured(config: str | None) -> Found:
     if not path:
         return Found()
     try:
-        server = tomllib.loads(Path(path).expanduser().read_text()).get("server", {})
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        tree = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         if config:
             raise ConfigError(f"{path}: {error}", file=path) from None
         return Found()
-    keys = [*server.get("admin_keys", []), *server.get("api_keys", [])]
-    state_dir = server.get("state_dir", "")
-    folder = str(Path(path).absolute().parent / Path(_expand(state_dir)).expanduser()) if state_dir else ""
-    return Found(_expand(str(server.get("listen", Found.listen))), folder, _expand(keys[0]) if keys else "")
+    server, names = (found if isinstance(found := tree.get(table), dict) else {} for table in ("server", "vars"))
+    keys = [str(key) for name in ("admin_keys", "api_keys") if isinstance(of := server.get(name), list) for key in of]
+    state_dir = _expand(str(server.get("state_dir", "")), names)
+    folder = str(Path(path).absolute().parent / Path(state_dir).expanduser()) if state_dir else ""
+    listen = _expand(str(server.get("listen", Found.listen)), names)
+    return Found(listen, folder, _expand(keys[0], names) if keys else "")
 
 
 def _default_config() -> str:
@@ -74,10 +76,11 @@ def _default_config() -> str:
     return next((p for p in places if os.path.isfile(p)), "")
 
 
-def _expand(text: str) -> str:
-    """``${env:NAME}`` and ``${env:NAME:-default}``; anything else stays."""
+def _expand(text: str, names: Mapping[str, Any]) -> str:
+    """``${env:NAME}``, ``${env:NAME:-default}`` and ``${name}`` of ``[vars]``; anything else stays."""
     pattern = r"\$\{env:([^{}:]+)(?::-([^{}]*))?\}"
-    return re.sub(pattern, lambda m: os.environ.get(m[1]) or m[2] or "", text)
+    text = re.sub(pattern, lambda m: os.environ.get(m[1]) or m[2] or "", text)
+    return re.sub(r"\$\{([^{}:]+)\}", lambda m: str(names.get(m[1], m[0])), text)
 
 
 def _endpoint(found: Found) -> str:
@@ -106,7 +109,11 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.close()
+            raise
 
 
 class Client:
