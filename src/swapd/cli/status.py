@@ -38,37 +38,38 @@ def command(client: Client, as_json: bool, watch: bool) -> None:
 def show(status: dict[str, Any]) -> None:
     """Two tables, readable at 80 columns."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(highlight=False)
     config = status["config"]["path"] or "built in"
-    console.print(f"swapd {status['version']}  up {format_duration(status['uptime_s'])}  configuration: {config}")
+    console.print(
+        f"swapd {status['version']}  up {format_duration(status['uptime_s'])}  configuration: {escape(config)}"
+    )
     if status["config"]["error"]:
-        console.print(f"[red]configuration not reloaded: {status['config']['error']}[/]")
+        console.print(f"[red]configuration not reloaded: {escape(status['config']['error'])}[/]")
     if not status["known"]:
-        console.print(f"[red]GPUs unknown: {status['problem']}[/]")
+        console.print(f"[red]GPUs unknown: {escape(status['problem'] or '')}[/]")
     console.print(_devices(status))
     console.print(_models(status))
     for model in status["models"]:
         if model["state"] in ("failed", "lost") or (model["reason"] or "").startswith(("degraded", "the configured")):
             text = model["last_error"] if model["state"] == "failed" else model["reason"]
-            console.print(f"[red]{model['id']}[/]: {text}", soft_wrap=True, markup=True)
+            console.print(f"[red]{escape(model['id'])}[/]: {escape(text or '')}", soft_wrap=True)
 
 
 def _devices(status: dict[str, Any]) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column, justify in (
-        ("DEVICE", "left"),
-        ("USED", "right"),
-        ("FREE", "right"),
-        ("HEADROOM", "right"),
-        ("", "left"),
-    ):
-        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("DEVICE", overflow="fold")
+    for column in ("USED", "FREE", "HEADROOM"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     rows = [(f"{d['index']}: {d['name']}", d["total_mib"], d["free_mib"], d["headroom_mib"]) for d in status["devices"]]
     ram = status["ram"]
-    for name, total, free, headroom in [*rows, ("RAM", ram["total_mib"], ram["available_mib"], ram["headroom_mib"])]:
+    for device, total, free, headroom in [*rows, ("RAM", ram["total_mib"], ram["available_mib"], ram["headroom_mib"])]:
+        name = escape(device)
         if free is None:
             table.add_row(name, "?", "?", f"{headroom:,} MiB", "cannot be read")
             continue
