@@ -43,6 +43,7 @@ class Moves:
         self.live: dict[ModelId, Record] = {}
         self.builder = WorldBuilder(self.rules, self.ledger, self.policy)
         self.survey = Survey(self._draw)
+        self.moving: set[ModelId] = set()
         self.worked: set[ModelId] = set()
         self.now = float("-inf")
         self.unsettled_at = float("-inf")
@@ -53,9 +54,13 @@ class Moves:
         self._seq = 0
 
     def enqueue(self, record: Record, rid: str, prompt_tokens: int, kind: WaiterKind) -> None:
-        """Put a waiter in line; it is granted at once if its model is ready and has room."""
+        """Put a waiter in line; it is granted at once if its model is ready, has room, and nobody is before it."""
         self._seq += 1
-        self.line.add(Waiter(rid, record, self.now, self._seq, prompt_tokens, kind))
+        waiter = Waiter(rid, record, self.now, self._seq, prompt_tokens, kind)
+        if record.state is S.READY and not record.queue and (record.has_room() or kind != "request"):
+            self._let_through(record, waiter)
+            return
+        self.line.add(waiter)
         self.survey.new_head(record)
         if record.state is S.STARTING:
             self.survey.changed()
@@ -91,15 +96,18 @@ class Moves:
             if waiter.seq >= limit or not (record.has_room() or waiter.kind != "request"):
                 return
             self.line.remove(waiter.rid)
-            waiter.generation = record.generation
-            if waiter.kind == "request":
-                if not record.leases:
-                    self.survey.changed()
-                record.leases.add(waiter.rid)
-                record.idle_since = None
-                self.leases[waiter.rid] = waiter
-                self.worked.add(record.spec.id)
-            self.out.append(GrantLease(waiter.rid, record.spec.id, record.generation))
+            self._let_through(record, waiter)
+
+    def _let_through(self, record: Record, waiter: Waiter) -> None:
+        waiter.generation = record.generation
+        if waiter.kind == "request":
+            if not record.leases:
+                self.survey.changed()
+            record.leases.add(waiter.rid)
+            record.idle_since = None
+            self.leases[waiter.rid] = waiter
+            self.worked.add(record.id)
+        self.out.append(GrantLease(waiter.rid, record.id, record.generation))
 
     def _grants_before(self, record: Record) -> float:
         if record.state is S.READY:
@@ -124,6 +132,10 @@ class Moves:
         if step not in (Step.DRAIN, Step.KEEP, Step.FREED):
             self.unsettled_at = self.now
         self.stepped.append(record)
+        if record.state is S.READY or record.state is S.STOPPED:
+            self.moving.discard(record.id)
+        else:
+            self.moving.add(record.id)
         self.survey.changed()
         if record.state is S.STOPPED:
             self.live.pop(record.spec.id, None)

@@ -123,6 +123,8 @@ class Scheduler:
             self._do.survey.changed()
             record.idle_since = self._do.now
             record.last_answer_at = None if record.queue else self._do.now
+            if self._wake_at is not None and self._idle_deadline(record) < self._wake_at:
+                self._wake_at = None
 
     # ---- processes
 
@@ -257,11 +259,18 @@ class Scheduler:
     # ---- the one place where conclusions are drawn
 
     def _reconcile(self) -> None:
+        if self._is_calm():
+            return
         self._time_out()
         self._do.finish_drains()
         self._place_heads()
         self._memory.sample_if_due()
         self._wake()
+
+    def _is_calm(self) -> bool:
+        """Nobody waits, nothing is under way and nothing is due: there is nothing to conclude."""
+        do, due = self._do, self._wake_at
+        return due is not None and do.now < due and not (do.moving or do.stepped or do.plans or do.line.waiters)
 
     def _time_out(self) -> None:
         now, limit = self._do.now, self._do.now - self._policy.queue_timeout_s
