@@ -186,6 +186,7 @@ class Swapd:
     extra: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    demo: bool = False
     listen: str = "127.0.0.1:0"
 
     def __post_init__(self) -> None:
@@ -280,7 +281,8 @@ class Swapd:
 
     def launch(self) -> None:
         """Start the process, without waiting."""
-        command = [sys.executable, "-m", "swapd", "serve", "--config", str(self.config), "--listen", self.listen]
+        what = ["--demo"] if self.demo else ["--config", str(self.config)]
+        command = [sys.executable, "-m", "swapd", "serve", *what, "--listen", self.listen]
         with open(self.log_file, "ab") as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(

@@ -59,7 +59,7 @@ def test_load_and_unload(swapd: Swapd) -> None:
     assert swapd.state(LONG) == "ready"
     result = swapd.cli("unload", LONG)
     assert (result.returncode, result.stdout) == (0, f"{LONG}: unloaded\n")
-    assert swapd.state(LONG) == "stopped"
+    swapd.wait_state(LONG, "stopped")
     assert swapd.cli("load", "a").returncode == 0
     result = swapd.cli("unload", "--all", "--force")
     assert result.returncode == 0 and "a" in result.stdout

@@ -101,7 +101,7 @@ def test_engine_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -
         unloaded = swapd.unload("a")
         assert unloaded.status == 200 and 0.4 < unloaded.seconds < 2
         assert swapd.fakes("term") and not swapd.fakes("exit")
-        assert swapd.state("a") == "stopped"
+        swapd.wait_state("a", "stopped")
         assert "SIGKILL" in swapd.get("/api/models/a/logs").text
         assert swapd.load("a").status == 200
 
@@ -185,7 +185,7 @@ def test_unload_lets_running_streams_end_within_the_drain(tmp_path: Path) -> Non
         assert whole and "[DONE]" in text
         assert unloading.result(10).status == 200
         assert swapd.fakes("term")[0]["t"] >= swapd.fakes("done")[0]["t"]
-        assert swapd.state("a") == "stopped"
+        swapd.wait_state("a", "stopped")
 
 
 def test_unload_cuts_streams_with_an_error_event_when_the_drain_is_over(tmp_path: Path) -> None:
@@ -225,7 +225,8 @@ def test_unload_without_waiting_and_of_all(tmp_path: Path) -> None:
         assert swapd.load("a").status == 200
         everything = swapd.post("/api/unload")
         assert everything.status == 200 and set(everything.json["unloaded"]) == {"a", "b"}
-        assert swapd.loaded() == set() and swapd.free_vram() == 8192
+        assert swapd.loaded() == set()
+        wait_for(lambda: swapd.free_vram() == 8192)
         assert swapd.unload("a").status == 200  # nothing to do
         assert swapd.post("/api/models/a/load?wait=0").status == 202
         swapd.wait_state("a", "ready")

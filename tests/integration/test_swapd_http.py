@@ -87,7 +87,7 @@ def test_ids_with_slash_colon_and_space_work_raw_and_encoded(swapd: Swapd, path:
     assert swapd.get(f"/upstream/{path}/props").json["model_alias"] == ODD
     assert swapd.get(f"/api/models/{path}/logs").status == 200
     assert swapd.get(f"/api/explain/{path}").json["model"] == ODD
-    assert swapd.post(f"/api/models/{path}/unload").json == {"id": ODD, "state": "stopped"}
+    assert swapd.post(f"/api/models/{path}/unload").json["id"] == ODD
     assert swapd.post(f"/api/models/{path}/load").json == {"id": ODD, "state": "ready"}
     chat = swapd.post(f"/upstream/{path}/v1/chat/completions", {"messages": []})
     assert chat.status == 200 and chat.json["choices"]
