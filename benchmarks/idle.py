@@ -1,0 +1,103 @@
+"""What swapd takes while nothing happens, and how long its commands take: two loaded models, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+WATCHED_S = 20.0
+GOALS = {"cpu_percent": 0.5, "rss_mib": 80, "start_ratio": 1.3, "status_extra_s": 0.4}
+IMPORTS = (
+    "import uvicorn, uvloop, httptools, fastapi, pydantic, pydantic_settings, structlog, anyio, prometheus_client, click"
+)
+
+
+@contextlib.contextmanager
+def serving(folder: str, port: int) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+    """``swapd serve --demo``, and the seconds until it listened."""
+    env = {**os.environ, "XDG_STATE_HOME": folder}
+    command = [sys.executable, "-m", "swapd", "serve", "--demo", "--listen", str(port)]
+    started = time.monotonic()
+    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as process:
+        endpoint = Path(folder) / "swapd" / "endpoint"
+        while not endpoint.exists():
+            assert process.poll() is None, "swapd serve --demo ended"
+            time.sleep(0.002)
+        try:
+            yield process, time.monotonic() - started
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def load(port: int, model: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", f"/api/models/{model}/load")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def timed(command: list[str], env: dict[str, str] | None = None, runs: int = 5) -> float:
+    """The median of several runs, in seconds."""
+
+    def once() -> float:
+        started = time.monotonic()
+        subprocess.run(command, env=env, stdout=subprocess.DEVNULL, check=True)
+        return time.monotonic() - started
+
+    return statistics.median(once() for _ in range(runs))
+
+
+def measure(port: int = 18_097) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        starts = []
+        for _ in range(4):
+            with serving(folder, port) as (_, start_s):
+                starts.append(start_s)
+        imports_s = timed([sys.executable, "-c", IMPORTS])
+        with serving(folder, port) as (process, _):
+            for model in ("duo-main", "duo-fast"):
+                load(port, model)
+            time.sleep(2)
+            before = cpu_seconds(process.pid)
+            time.sleep(WATCHED_S)
+            figures["cpu_percent"] = 100 * (cpu_seconds(process.pid) - before) / WATCHED_S
+            figures["rss_mib"] = rss_mib(process.pid)
+            env = {**os.environ, "XDG_STATE_HOME": folder}
+            status_s = timed([sys.executable, "-m", "swapd", "status"], env)
+    figures["start_s"], figures["imports_s"] = statistics.median(starts), imports_s
+    figures["start_ratio"] = figures["start_s"] / imports_s
+    figures["status_extra_s"] = status_s - timed([sys.executable, "-c", "pass"])
+    return figures
+
+
+def main(report: Callable[[str], None] = print) -> dict[str, float]:
+    figures = measure()
+    for name, figure in figures.items():
+        goal = f" (goal: at most {GOALS[name]})" if name in GOALS else ""
+        report(f"idle: {name} {figure:.3g}{goal}")
+    return figures
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))
