@@ -339,7 +339,7 @@ class Supervisor:
     def _publish(self) -> None:
         if not self._any_process():
             self._all_gone.set()
-        for record in self.scheduler.state.stepped:
+        for record in dict.fromkeys(self.scheduler.state.stepped):  # two steps in one event are one change
             change = status.change(record)
             log.info("state", **change)
             for queue in self._listeners:
