@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -55,6 +56,8 @@ def swapd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """One swapd for all tests of this module."""
     make = _demo if request.param == "demo" else _real
     with make(tmp_path_factory.mktemp(request.param)) as one:
+        # One core, so one thread: several wait for each other in a loop, ten times as long where cores are shared.
+        os.sched_setaffinity(one.pid, {random.choice(sorted(os.sched_getaffinity(0)))})
         yield one
 
 

@@ -172,7 +172,7 @@ class Swapd:
     """One swapd and its world. ``models``: keys of ``[models.ID]``, with ``knobs`` for the fake's environment.
 
     Without other words: one GPU of 8 GiB, 256 MiB headroom, no linger, models of 1000 MiB that load at once.
-    ``takes`` of a model is what its process really takes on GPU 0 (default: what ``vram`` says).
+    ``takes`` of a model is what its process really takes on its first GPU (default: what ``vram`` says).
     """
 
     folder: Path
@@ -239,7 +239,8 @@ class Swapd:
         vram = own.get("vram", "1000 MiB")
         default = int(vram.split()[0]) if isinstance(vram, str) and vram.endswith(" MiB") and self.gpus else 0
         takes = keys.get("takes", default)
-        claims = takes if isinstance(takes, Mapping) else {0: takes}
+        chosen = own.get("gpus") or [0]
+        claims = takes if isinstance(takes, Mapping) else {chosen[0]: takes}
         claim = ",".join(f"{self.machine}:{gpu}:{mib}" for gpu, mib in claims.items() if mib)
         if claim:
             env["FAKE_VRAM"] = claim

@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.integration.swapd_process import Gpu, Swapd, in_background, together, wait_for
 
 ALIEN = "error while loading model: unknown model architecture: 'quux'"
 
 
-def test_failed_start_tells_the_client_at_once_with_the_last_words(tmp_path: Path) -> None:
-    knobs = {"LOAD_EXIT": 1, "STDERR": ALIEN}
-    with Swapd(tmp_path, {"a": {"knobs": knobs}}) as swapd:
-        failed = swapd.chat("a")
-        assert failed.status == 502 and failed.error["code"] == "start_failed" and failed.seconds < 2
-        assert ALIEN in failed.error["message"] and "exit code 1" in failed.error["message"]
-        streamed = swapd.stream("a")
-        assert streamed.status == 502 and ALIEN in streamed.rest()[0]
-        loaded = swapd.load("a")
-        assert loaded.status == 502 and ALIEN in loaded.error["message"]
-        row = swapd.model("a")
-        assert row["state"] == "failed" and "quux" in row["last_error"] and row["loads"] == 0
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swapd]:
+    """One swapd with the default settings; every test has models of its own."""
+    models: dict[str, dict[str, object]] = {
+        "alien": {"knobs": {"LOAD_EXIT": 1, "STDERR": ALIEN}},
+        "mended": {"binary": "changing"},
+        "dies": {"binary": "changing"},
+        "stubborn": {"stop_grace": "500ms", "knobs": {"IGNORE_TERM": 1}},
+        "polite": {"stop_grace": "10s", "knobs": {"IGNORE_TERM": 0.6}},
+        "mute": {"load_timeout": "500ms", "knobs": {"LOAD_S": 20, "LOAD_MUTE": 1}},
+        "loading": {"knobs": {"LOAD_S": 60}},
+        "streams": {"knobs": {"TOKENS": 20, "TOK_S": 25}},
+        "forced": {"concurrency": 1, "binary": "changing"},
+        "slow": {"knobs": {"LOAD_S": 0.8}},
+        "prefill": {"knobs": {"PREFILL_S": 60}},
+        "stream": {"knobs": {"TOKENS": 2000, "TOK_S": 20}},
+        "never": {}, "unloaded": {}, "crashed": {"knobs": {"DIE_AFTER_TOK": 1}}, "broken": {"knobs": {"LOAD_EXIT": 7}},
+        "noisy": {"knobs": {"LOG_BYTES": 100 << 20}},
+        "scored": {},
+    }  # fmt: skip
+    with Swapd(tmp_path_factory.mktemp("shared"), models, gpus=(Gpu(65536),)) as one:
+        yield one
 
 
-def test_one_failed_start_does_not_poison_the_model(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"binary": "changing"}}) as swapd:
-        swapd.knobs("a", LOAD_EXIT=1)
-        assert swapd.chat("a").status == 502
-        swapd.knobs("a")
-        assert swapd.chat("a").status == 200
-        row = swapd.model("a")
-        assert row["state"] == "ready" and row["last_error"] is None
+def test_failed_start_tells_the_client_at_once_with_the_last_words(shared: Swapd) -> None:
+    failed = shared.chat("alien")
+    assert failed.status == 502 and failed.error["code"] == "start_failed" and failed.seconds < 2
+    assert ALIEN in failed.error["message"] and "exit code 1" in failed.error["message"]
+    streamed = shared.stream("alien")
+    assert streamed.status == 502 and ALIEN in streamed.rest()[0]
+    loaded = shared.load("alien")
+    assert loaded.status == 502 and ALIEN in loaded.error["message"]
+    row = shared.model("alien")
+    assert row["state"] == "failed" and "quux" in row["last_error"] and row["loads"] == 0
+
+
+def test_one_failed_start_does_not_poison_the_model(shared: Swapd) -> None:
+    shared.knobs("mended", LOAD_EXIT=1)
+    assert shared.chat("mended").status == 502
+    shared.knobs("mended")
+    assert shared.chat("mended").status == 200
+    row = shared.model("mended")
+    assert row["state"] == "ready" and row["last_error"] is None
 
 
 def test_crash_loop_backs_off_and_evicts_nobody(tmp_path: Path) -> None:
@@ -67,19 +91,18 @@ def test_missing_binary_and_program_that_does_not_listen_are_named(tmp_path: Pat
         assert failed.status == 502 and "exited 0 before ready" in failed.error["message"] and failed.seconds < 2
 
 
-def test_child_that_dies_in_mid_stream_is_an_error_event_and_no_clean_end(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"binary": "changing"}}) as swapd:
-        swapd.knobs("a", DIE_AFTER_TOK=3)
-        text, whole = swapd.stream("a").rest()
-        assert not whole and "[DONE]" not in text
-        assert text.count('"content": "tok') == 3
-        assert '"error"' in text and "illegal memory access" in text
-        cut = swapd.chat("a")
-        assert cut.status == 502 and "illegal memory access" in cut.error["message"]
-        row = swapd.wait_state("a", "failed")
-        assert "SIGABRT" in row["last_error"]
-        swapd.knobs("a")
-        assert swapd.chat("a").status == 200
+def test_child_that_dies_in_mid_stream_is_an_error_event_and_no_clean_end(shared: Swapd) -> None:
+    shared.knobs("dies", DIE_AFTER_TOK=3)
+    text, whole = shared.stream("dies").rest()
+    assert not whole and "[DONE]" not in text
+    assert text.count('"content": "tok') == 3
+    assert '"error"' in text and "illegal memory access" in text
+    cut = shared.chat("dies")
+    assert cut.status == 502 and "illegal memory access" in cut.error["message"]
+    row = shared.wait_state("dies", "failed")
+    assert "SIGABRT" in row["last_error"]
+    shared.knobs("dies")
+    assert shared.chat("dies").status == 200
 
 
 def test_engine_that_hangs_is_ended_by_an_unload_after_the_drain(tmp_path: Path) -> None:
@@ -95,29 +118,26 @@ def test_engine_that_hangs_is_ended_by_an_unload_after_the_drain(tmp_path: Path)
         assert swapd.chat("a").status == 200
 
 
-def test_engine_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"stop_grace": "500ms", "knobs": {"IGNORE_TERM": 1}}}) as swapd:
-        assert swapd.load("a").status == 200
-        unloaded = swapd.unload("a")
-        assert unloaded.status == 200 and 0.4 < unloaded.seconds < 2
-        assert swapd.fakes("term") and not swapd.fakes("exit")
-        swapd.wait_state("a", "stopped")
-        assert "SIGKILL" in swapd.get("/api/models/a/logs").text
-        assert swapd.load("a").status == 200
+def test_engine_that_ignores_sigterm_is_killed_after_its_grace(shared: Swapd) -> None:
+    assert shared.load("stubborn").status == 200
+    unloaded = shared.unload("stubborn")
+    assert unloaded.status == 200 and 0.4 < unloaded.seconds < 2
+    assert shared.fakes("term", "stubborn") and not shared.fakes("exit", "stubborn")
+    shared.wait_state("stubborn", "stopped")
+    assert "SIGKILL" in shared.get("/api/models/stubborn/logs").text
+    assert shared.load("stubborn").status == 200
 
 
-def test_engine_that_needs_its_grace_is_not_killed_before(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"stop_grace": "10s", "knobs": {"IGNORE_TERM": 0, "TERM_WAITS": 1}}}) as swapd:
-        assert swapd.load("a").status == 200
-        assert swapd.unload("a").status == 200
-        assert swapd.fakes("term") and swapd.fakes("exit")[-1]["why"] == "SIGTERM"
-        assert "SIGKILL" not in swapd.get("/api/models/a/logs").text
+def test_engine_that_needs_its_grace_is_not_killed_before(shared: Swapd) -> None:
+    assert shared.load("polite").status == 200
+    assert shared.unload("polite").status == 200
+    assert shared.fakes("term", "polite") and shared.fakes("exit", "polite")[-1]["why"] == "SIGTERM"
+    assert "SIGKILL" not in shared.get("/api/models/polite/logs").text
 
 
-def test_load_without_a_sign_of_life_is_504(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"load_timeout": "500ms", "knobs": {"LOAD_S": 20, "LOAD_MUTE": 1}}}) as swapd:
-        late = swapd.chat("a")
-        assert late.status == 504 and late.error["code"] == "start_timeout" and 0.4 < late.seconds < 4
+def test_load_without_a_sign_of_life_is_504(shared: Swapd) -> None:
+    late = shared.chat("mute")
+    assert late.status == 504 and late.error["code"] == "start_timeout" and 0.4 < late.seconds < 4
 
 
 def test_long_load_is_a_wait_and_no_error(tmp_path: Path) -> None:
@@ -149,17 +169,16 @@ def test_answers_that_come_while_a_load_fails_after_the_200_are_error_events(tmp
         assert '"error"' in text and "quux" in text and "[DONE]" not in text
 
 
-def test_unload_of_a_loading_model_is_at_once_and_its_waiters_are_told(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"knobs": {"LOAD_S": 60}}}) as swapd:
-        waiting = [swapd.chat_later("a"), in_background(swapd.load, "a")]
-        swapd.wait_loading("a")
-        wait_for(lambda: swapd.model("a")["queued"] == 2)
-        unloaded = swapd.unload("a")
-        assert unloaded.status == 200 and unloaded.seconds < 1
-        for one in waiting:
-            refused = one.result(5)
-            assert refused.status == 503 and refused.error["code"] == "unloaded"
-        assert swapd.wait_state("a", "stopped", "failed")["state"] == "stopped"
+def test_unload_of_a_loading_model_is_at_once_and_its_waiters_are_told(shared: Swapd) -> None:
+    waiting = [shared.chat_later("loading"), in_background(shared.load, "loading")]
+    shared.wait_loading("loading")
+    wait_for(lambda: shared.model("loading")["queued"] == 2)
+    unloaded = shared.unload("loading")
+    assert unloaded.status == 200 and unloaded.seconds < 1
+    for one in waiting:
+        refused = one.result(5)
+        assert refused.status == 503 and refused.error["code"] == "unloaded"
+    assert shared.wait_state("loading", "stopped", "failed")["state"] == "stopped"
 
 
 def test_unload_of_a_model_that_waits_for_room_leaves_what_drained_for_it(tmp_path: Path) -> None:
@@ -176,16 +195,15 @@ def test_unload_of_a_model_that_waits_for_room_leaves_what_drained_for_it(tmp_pa
         assert swapd.loaded() == {"a"}
 
 
-def test_unload_lets_running_streams_end_within_the_drain(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"knobs": {"TOKENS": 20, "TOK_S": 25}}}) as swapd:
-        stream = swapd.stream("a")
-        stream.events(1)
-        unloading = in_background(swapd.unload, "a")
-        text, whole = stream.rest()
-        assert whole and "[DONE]" in text
-        assert unloading.result(10).status == 200
-        assert swapd.fakes("term")[0]["t"] >= swapd.fakes("done")[0]["t"]
-        swapd.wait_state("a", "stopped")
+def test_unload_lets_running_streams_end_within_the_drain(shared: Swapd) -> None:
+    stream = shared.stream("streams")
+    stream.events(1)
+    unloading = in_background(shared.unload, "streams")
+    text, whole = stream.rest()
+    assert whole and "[DONE]" in text
+    assert unloading.result(10).status == 200
+    assert shared.fakes("term", "streams")[0]["t"] >= shared.fakes("done", "streams")[0]["t"]
+    shared.wait_state("streams", "stopped")
 
 
 def test_unload_cuts_streams_with_an_error_event_when_the_drain_is_over(tmp_path: Path) -> None:
@@ -200,21 +218,19 @@ def test_unload_cuts_streams_with_an_error_event_when_the_drain_is_over(tmp_path
         swapd.wait_fake("disconnect", "a")
 
 
-def test_forced_unload_ends_streams_and_queued_requests_load_it_again(tmp_path: Path) -> None:
-    models = {"a": {"concurrency": 1, "binary": "changing"}}
-    with Swapd(tmp_path, models) as swapd:
-        swapd.knobs("a", TOKENS=1000, TOK_S=25)
-        stream = swapd.stream("a")
-        stream.events(1)
-        queued = swapd.chat_later("a")
-        wait_for(lambda: swapd.model("a")["queued"] == 1)
-        swapd.knobs("a")
-        unloaded = swapd.unload("a", "?force=1")
-        assert unloaded.status == 200 and unloaded.seconds < 1
-        text, whole = stream.rest()
-        assert not whole and '"error"' in text
-        assert queued.result(10).status == 200
-        assert len(swapd.fakes("start")) == 2
+def test_forced_unload_ends_streams_and_queued_requests_load_it_again(shared: Swapd) -> None:
+    shared.knobs("forced", TOKENS=1000, TOK_S=25)
+    stream = shared.stream("forced")
+    stream.events(1)
+    queued = shared.chat_later("forced")
+    wait_for(lambda: shared.model("forced")["queued"] == 1)
+    shared.knobs("forced")
+    unloaded = shared.unload("forced", "?force=1")
+    assert unloaded.status == 200 and unloaded.seconds < 1
+    text, whole = stream.rest()
+    assert not whole and '"error"' in text
+    assert queued.result(10).status == 200
+    assert len(shared.fakes("start", "forced")) == 2
 
 
 def test_unload_without_waiting_and_of_all(tmp_path: Path) -> None:
@@ -232,34 +248,28 @@ def test_unload_without_waiting_and_of_all(tmp_path: Path) -> None:
         swapd.wait_state("a", "ready")
 
 
-def test_leaving_clients_cost_nothing_while_queued_and_stop_the_engine_at_once(tmp_path: Path) -> None:
-    models = {
-        "slow": {"knobs": {"LOAD_S": 0.8}},
-        "prefill": {"knobs": {"PREFILL_S": 60}},
-        "stream": {"knobs": {"TOKENS": 2000, "TOK_S": 20}},
-    }
-    with Swapd(tmp_path, models) as swapd:
-        queued = swapd.open_request("slow")
-        wait_for(lambda: swapd.model("slow")["queued"] == 1)
-        queued.close()
-        wait_for(lambda: swapd.model("slow")["queued"] == 0, 1.0)
-        swapd.wait_state("slow", "ready")  # the load went on: nobody else needed the room
-        assert not swapd.fakes("req", "slow")
+def test_leaving_clients_cost_nothing_while_queued_and_stop_the_engine_at_once(shared: Swapd) -> None:
+    queued = shared.open_request("slow")
+    wait_for(lambda: shared.model("slow")["queued"] == 1)
+    queued.close()
+    wait_for(lambda: shared.model("slow")["queued"] == 0, 1.0)
+    shared.wait_state("slow", "ready")  # the load went on: nobody else needed the room
+    assert not shared.fakes("req", "slow")
 
-        for stream in (False, True):
-            prefilling = swapd.open_request("prefill", stream=stream)
-            swapd.wait_fake("req", "prefill", 1 + stream)
-            prefilling.close()
-            swapd.wait_fake("disconnect", "prefill", 1 + stream, timeout_s=1.0)
+    for stream in (False, True):
+        prefilling = shared.open_request("prefill", stream=stream)
+        shared.wait_fake("req", "prefill", 1 + stream)
+        prefilling.close()
+        shared.wait_fake("disconnect", "prefill", 1 + stream, timeout_s=1.0)
 
-        neighbour, leaver = swapd.stream("stream", max_tokens=40), swapd.stream("stream")
-        leaver.events(2)
-        leaver.leave()
-        swapd.wait_fake("disconnect", "stream", timeout_s=1.0)
-        text, whole = neighbour.rest()
-        assert whole and "[DONE]" in text
-        assert len(swapd.fakes("disconnect", "stream")) == 1
-        wait_for(lambda: all(row["active"] == 0 for row in swapd.status()["models"]))
+    neighbour, leaver = shared.stream("stream", max_tokens=40), shared.stream("stream")
+    leaver.events(2)
+    leaver.leave()
+    shared.wait_fake("disconnect", "stream", timeout_s=1.0)
+    text, whole = neighbour.rest()
+    assert whole and "[DONE]" in text
+    assert len(shared.fakes("disconnect", "stream")) == 1
+    wait_for(lambda: all(row["active"] == 0 for row in shared.status()["models"]))
 
 
 def test_load_whose_client_left_is_aborted_when_another_model_needs_the_room(tmp_path: Path) -> None:
@@ -282,29 +292,24 @@ def test_load_that_somebody_waits_for_is_not_aborted_for_another(tmp_path: Path)
         assert [row["model"] for row in swapd.fakes("start")] == ["a", "b"]
 
 
-def test_status_tells_why_a_model_is_not_loaded(tmp_path: Path) -> None:
-    models = {
-        "never": {}, "unloaded": {}, "crashed": {"knobs": {"DIE_AFTER_TOK": 1}}, "broken": {"knobs": {"LOAD_EXIT": 7}},
-    }  # fmt: skip
-    with Swapd(tmp_path, models) as swapd:
-        swapd.load("unloaded")
-        swapd.unload("unloaded")
-        swapd.chat("crashed")
-        swapd.chat("broken")
-        wait_for(lambda: swapd.state("crashed") == "failed" and swapd.state("broken") == "failed")
-        rows = {row["id"]: row for row in swapd.status()["models"]}
-        assert (rows["never"]["state"], rows["never"]["reason"], rows["never"]["last_error"]) == ("stopped", None, None)
-        assert rows["unloaded"]["state"] == "stopped" and "operator" in rows["unloaded"]["reason"]
-        assert rows["crashed"]["loads"] == 1 and "SIGABRT" in rows["crashed"]["last_error"]
-        assert rows["broken"]["loads"] == 0 and "exit code 7" in rows["broken"]["last_error"]
+def test_status_tells_why_a_model_is_not_loaded(shared: Swapd) -> None:
+    shared.load("unloaded")
+    shared.unload("unloaded")
+    shared.chat("crashed")
+    shared.chat("broken")
+    wait_for(lambda: shared.state("crashed") == "failed" and shared.state("broken") == "failed")
+    rows = {row["id"]: row for row in shared.status()["models"]}
+    assert (rows["never"]["state"], rows["never"]["reason"], rows["never"]["last_error"]) == ("stopped", None, None)
+    assert rows["unloaded"]["state"] == "stopped" and "operator" in rows["unloaded"]["reason"]
+    assert rows["crashed"]["loads"] == 1 and "SIGABRT" in rows["crashed"]["last_error"]
+    assert rows["broken"]["loads"] == 0 and "exit code 7" in rows["broken"]["last_error"]
 
 
-def test_endless_output_of_a_child_keeps_memory_flat(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"knobs": {"LOG_BYTES": 100 << 20}}}, gpus=(Gpu(),)) as swapd:
-        before = _rss_mib(swapd.pid)
-        assert swapd.chat("a").status == 200
-        assert _rss_mib(swapd.pid) - before < 30
-        assert len(swapd.get("/api/models/a/logs").body) <= 1 << 20
+def test_endless_output_of_a_child_keeps_memory_flat(shared: Swapd) -> None:
+    before = _rss_mib(shared.pid)
+    assert shared.chat("noisy").status == 200
+    assert _rss_mib(shared.pid) - before < 30
+    assert len(shared.get("/api/models/noisy/logs").body) <= 1 << 20
 
 
 def _rss_mib(pid: int) -> int:
@@ -312,15 +317,14 @@ def _rss_mib(pid: int) -> int:
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def test_spawned_child_is_killed_before_swapd_and_gets_the_file_limit_of_the_caller(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {}}) as swapd:
-        assert swapd.load("a").status == 200
-        child = swapd.model("a")["pid"]
-        score = {pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (swapd.pid, child)}
-        assert score[child] > score[swapd.pid]
-        limits = {pid: _files_limit(pid) for pid in (swapd.pid, child)}
-        assert limits[swapd.pid][0] == limits[swapd.pid][1]  # raised to the hard one
-        assert limits[child] == _files_limit_of_caller()
+def test_spawned_child_is_killed_before_swapd_and_gets_the_file_limit_of_the_caller(shared: Swapd) -> None:
+    assert shared.load("scored").status == 200
+    child = shared.model("scored")["pid"]
+    score = {pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (shared.pid, child)}
+    assert score[child] > score[shared.pid]
+    limits = {pid: _files_limit(pid) for pid in (shared.pid, child)}
+    assert limits[shared.pid][0] == limits[shared.pid][1]  # raised to the hard one
+    assert limits[child] == _files_limit_of_caller()
 
 
 def _files_limit(pid: int) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,45 +79,6 @@ def test_models_are_placed_on_a_machine_with_any_number_of_gpus(tmp_path: Path, 
         assert all(d["total_mib"] - d["free_mib"] == 3000 for d in status["devices"])
 
 
-def test_next_model_starts_only_when_the_freed_memory_is_seen(tmp_path: Path) -> None:
-    models = {"a": {"vram": "6000 MiB", "knobs": {"FREE_DELAY_S": 0.8}}, "b": {"vram": "6000 MiB"}}
-    with Swapd(tmp_path, models) as swapd:
-        assert swapd.chat("a").status == 200
-        assert swapd.chat("b").status == 200
-        gone, begun = swapd.fakes("exit", "a")[0]["t"], swapd.fakes("start", "b")[0]["t"]
-        assert 0.8 <= begun - gone < 3
-        assert swapd.model("b")["loads"] == 1
-
-
-def test_memory_that_does_not_come_back_is_not_waited_for_without_bound(tmp_path: Path) -> None:
-    models = {"a": {"vram": "6000 MiB", "knobs": {"FREE_DELAY_S": 4}}, "b": {"vram": "6000 MiB"}}
-    with Swapd(tmp_path, models, scheduling={"release_timeout": "1s"}) as swapd:
-        assert swapd.chat("a").status == 200
-        refused = swapd.chat("b")
-        assert refused.status == 503 and refused.error["code"] == "memory_held_by_others"
-        assert 0.9 < refused.seconds < 4 and int(refused.headers["retry-after"]) >= 1
-        wait_for(lambda: swapd.free_vram() == 8192)
-        assert swapd.chat("b").status == 200
-
-
-def test_what_can_never_fit_is_refused_in_under_a_second_with_sizes(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {}, "huge": {"vram": "8000 MiB"}}) as swapd:
-        assert swapd.chat("a").status == 200
-        refused = swapd.chat("huge")
-        assert refused.status == 503 and refused.error["code"] == "insufficient_memory" and refused.seconds < 1
-        assert refused.error["needed_mib"]["GPU-0"] == 8000 and refused.error["available_mib"]["GPU-0"] == 7936
-        assert "retry-after" not in refused.headers
-        assert swapd.loaded() == {"a"} and not swapd.fakes("start", "huge")
-
-
-def test_a_model_that_other_programs_leave_no_room_for_is_refused_at_once(tmp_path: Path) -> None:
-    """free 3000, need 4000, headroom 256: never spawned."""
-    with Swapd(tmp_path, {"a": {"vram": "4000 MiB"}}, gpus=(Gpu(8192, 3000),)) as swapd:
-        refused = swapd.chat("a")
-        assert refused.status == 503 and refused.error["code"] == "memory_held_by_others" and refused.seconds < 2
-        assert not swapd.fakes("start")
-
-
 def test_devices_that_cannot_be_read_keep_what_runs_and_refuse_new_loads(tmp_path: Path) -> None:
     models = {"a": {}, "b": {}, "cpu": {"gpus": [], "vram": "auto"}}
     with Swapd(tmp_path, models) as swapd:
@@ -156,29 +118,6 @@ def test_other_programs_that_grow_take_the_idle_model_and_never_the_busy_one(tmp
         stream.leave()
 
 
-def test_out_of_memory_at_load_evicts_what_may_go_and_retries_once(tmp_path: Path) -> None:
-    models = {"a": {"vram": "3000 MiB", "takes": 6000}, "b": {"vram": "3000 MiB"}}
-    with Swapd(tmp_path, models) as swapd:
-        assert swapd.chat("b").status == 200
-        assert swapd.chat("a").status == 200
-        assert [row["model"] for row in swapd.fakes("start")] == ["b", "a", "a"]
-        assert swapd.loaded() == {"a"}
-
-
-def test_out_of_memory_is_told_when_nothing_may_go(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"vram": "3000 MiB", "takes": 9000}}) as swapd:
-        failed = swapd.chat("a")
-        assert failed.status == 502 and "out of memory" in failed.error["message"]
-        assert len(swapd.fakes("start")) == 1
-
-
-def test_size_configured_too_small_is_warned_about(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"vram": "1000 MiB", "takes": 1500}}) as swapd:
-        assert swapd.chat("a").status == 200
-        reason = wait_for(lambda: swapd.model("a")["reason"])
-        assert "configured size is too small" in reason and "1500 MiB" in reason
-
-
 def test_measured_size_is_known_after_a_restart(tmp_path: Path) -> None:
     with Swapd(tmp_path, {"a": {"vram": "auto", "takes": 1234}}) as swapd:
         assert swapd.chat("a").status == 200
@@ -190,26 +129,97 @@ def test_measured_size_is_known_after_a_restart(tmp_path: Path) -> None:
         assert swapd.get("/api/explain/a").json["needed_mib"]["GPU-0"] == 1234
 
 
-def test_smaller_context_than_configured_shows_as_degraded(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"ctx": 65536, "knobs": {"N_CTX": 4096}}}) as swapd:
-        assert swapd.chat("a").status == 200
-        row = swapd.model("a")
-        assert row["reason"].startswith("degraded") and "4096" in row["reason"] and row["n_ctx"] == 4096
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swapd]:
+    """A machine with a GPU for each of the tests below, so that one swapd does for all of them."""
+    models = {
+        "slow-to-free": {"gpus": [0], "vram": "6000 MiB", "knobs": {"FREE_DELAY_S": 0.8}},
+        "next": {"gpus": [0], "vram": "6000 MiB"},
+        "kept": {"gpus": [1], "vram": "6000 MiB", "knobs": {"FREE_DELAY_S": 3}},
+        "blocked": {"gpus": [1], "vram": "6000 MiB"},
+        "fits": {"gpus": [2]},
+        "huge": {"gpus": [2], "vram": "8000 MiB"},
+        "crowded": {"gpus": [3], "vram": "4000 MiB"},
+        "underestimated": {"gpus": [4], "vram": "3000 MiB", "takes": 6000},
+        "makes-room": {"gpus": [4], "vram": "3000 MiB"},
+        "too-big": {"gpus": [5], "vram": "3000 MiB", "takes": 9000},
+        "small-size": {"gpus": [6], "vram": "1000 MiB", "takes": 1500},
+        "short-context": {"gpus": [7], "ctx": 65536, "knobs": {"N_CTX": 4096}},
+        "persistent": {"gpus": [8], "vram": "6000 MiB", "persistent": True},
+        "never": {"gpus": [8], "vram": "6000 MiB"},
+        "refuses": {"gpus": [9], "vram": "6000 MiB", "on_conflict": "refuse"},
+        "refused": {"gpus": [9], "vram": "6000 MiB"},
+    }
+    gpus = tuple(Gpu(8192, 3000 if index == 3 else None) for index in range(10))
+    with Swapd(tmp_path_factory.mktemp("many"), models, gpus=gpus, scheduling={"release_timeout": "1500ms"}) as one:
+        yield one
 
 
-def test_persistent_model_that_fills_the_gpu_gets_others_an_explained_refusal(tmp_path: Path) -> None:
-    models = {"p": {"vram": "6000 MiB", "persistent": True}, "b": {"vram": "6000 MiB"}}
-    with Swapd(tmp_path, models) as swapd:
-        assert swapd.chat("p").status == 200
-        refused = swapd.chat("b")
-        assert refused.status == 503 and "'p'" in refused.error["message"] and refused.seconds < 1
-        assert swapd.loaded() == {"p"}
+def test_next_model_starts_only_when_the_freed_memory_is_seen(many: Swapd) -> None:
+    assert many.chat("slow-to-free").status == many.chat("next").status == 200
+    gone, begun = many.fakes("exit", "slow-to-free")[0]["t"], many.fakes("start", "next")[0]["t"]
+    assert 0.8 <= begun - gone < 3
+    assert many.model("next")["loads"] == 1
 
 
-def test_model_that_refuses_to_go_gets_the_other_one_a_409(tmp_path: Path) -> None:
-    models = {"r": {"vram": "6000 MiB", "on_conflict": "refuse"}, "b": {"vram": "6000 MiB"}}
-    with Swapd(tmp_path, models) as swapd:
-        assert swapd.chat("r").status == 200
-        refused = swapd.chat("b")
-        assert refused.status == 409 and "'r'" in refused.error["message"]
-        assert swapd.loaded() == {"r"}
+def test_memory_that_does_not_come_back_is_not_waited_for_without_bound(many: Swapd) -> None:
+    assert many.chat("kept").status == 200
+    refused = many.chat("blocked")
+    assert refused.status == 503 and refused.error["code"] == "memory_held_by_others"
+    assert 1.4 < refused.seconds < 3.5 and int(refused.headers["retry-after"]) >= 1
+    wait_for(lambda: many.free_vram(1) == 8192)
+    assert many.chat("blocked").status == 200
+
+
+def test_what_can_never_fit_is_refused_in_under_a_second_with_sizes(many: Swapd) -> None:
+    assert many.chat("fits").status == 200
+    refused = many.chat("huge")
+    assert refused.status == 503 and refused.error["code"] == "insufficient_memory" and refused.seconds < 1
+    assert refused.error["needed_mib"]["GPU-2"] == 8000 and refused.error["available_mib"]["GPU-2"] == 7936
+    assert "retry-after" not in refused.headers
+    assert many.state("fits") == "ready" and not many.fakes("start", "huge")
+
+
+def test_model_that_other_programs_leave_no_room_for_is_refused_and_never_spawned(many: Swapd) -> None:
+    """Free 3000, needed 4000, headroom 256."""
+    refused = many.chat("crowded")
+    assert refused.status == 503 and refused.error["code"] == "memory_held_by_others" and refused.seconds < 2
+    assert not many.fakes("start", "crowded")
+
+
+def test_out_of_memory_at_load_evicts_what_may_go_and_retries_once(many: Swapd) -> None:
+    assert many.chat("makes-room").status == many.chat("underestimated").status == 200
+    assert len(many.fakes("start", "underestimated")) == 2 and len(many.fakes("start", "makes-room")) == 1
+    assert many.state("makes-room") == "stopped"
+
+
+def test_out_of_memory_is_told_when_nothing_may_go(many: Swapd) -> None:
+    failed = many.chat("too-big")
+    assert failed.status == 502 and "out of memory" in failed.error["message"]
+    assert len(many.fakes("start", "too-big")) == 1
+
+
+def test_size_configured_too_small_is_warned_about(many: Swapd) -> None:
+    assert many.chat("small-size").status == 200
+    reason = wait_for(lambda: many.model("small-size")["reason"])
+    assert "configured size is too small" in reason and "1500 MiB" in reason
+
+
+def test_smaller_context_than_configured_shows_as_degraded(many: Swapd) -> None:
+    assert many.chat("short-context").status == 200
+    row = many.model("short-context")
+    assert row["reason"].startswith("degraded") and "4096" in row["reason"] and row["n_ctx"] == 4096
+
+
+def test_persistent_model_that_fills_the_gpu_gets_others_an_explained_refusal(many: Swapd) -> None:
+    assert many.chat("persistent").status == 200
+    refused = many.chat("never")
+    assert refused.status == 503 and "'persistent'" in refused.error["message"] and refused.seconds < 1
+    assert many.state("persistent") == "ready"
+
+
+def test_model_that_refuses_to_go_gets_the_other_one_a_409(many: Swapd) -> None:
+    assert many.chat("refuses").status == 200
+    refused = many.chat("refused")
+    assert refused.status == 409 and "'refuses'" in refused.error["message"]
+    assert many.state("refuses") == "ready"
