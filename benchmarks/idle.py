@@ -16,9 +16,8 @@ from pathlib import Path
 
 WATCHED_S = 20.0
 GOALS = {"cpu_percent": 0.5, "rss_mib": 80, "start_ratio": 1.3, "status_extra_s": 0.4}
-IMPORTS = (
-    "import uvicorn, uvloop, httptools, fastapi, pydantic, pydantic_settings, structlog, anyio, prometheus_client, click"
-)
+PACKAGES = "uvicorn uvloop httptools fastapi pydantic pydantic_settings structlog anyio prometheus_client click"
+IMPORTS = f"import {', '.join(PACKAGES.split())}"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -21,10 +21,12 @@ from swapd.errors import ConfigError
 from swapd.launch.limits import raise_nofile
 from swapd.llama import demo
 from swapd.llama.launcher import LlamaLauncher, Surroundings
-from swapd.planner.check import Report, check_files, size_models
 from swapd.planner.footprints import Footprints
 from swapd.store import Store
 from swapd.supervisor.pool import Supervisor
+
+if TYPE_CHECKING:
+    from swapd.planner.check import Report
 
 
 class MonotonicClock:
@@ -151,6 +153,8 @@ def check(resolved: Resolved, *, files: bool = True) -> Report:
     Raises:
         ConfigError: with every mistake at once.
     """
+    from swapd.planner.check import Report, check_files, size_models
+
     sample = Monitor(resolved.device_source).sample_now()
     report = check_files(resolved) if files else Report(list(resolved.warnings))
     resolved.problems.raise_if_any()

@@ -16,7 +16,6 @@ from swapd.errors import GgufError
 from swapd.gguf.header import read_header
 from swapd.gguf.types import GgufHeader
 from swapd.llama.flags import flags_for, llama_server_args
-from swapd.planner.estimate import estimate
 from swapd.store import Load, Store
 
 DEFAULT_CTX_TOKENS = 32_768
@@ -67,7 +66,7 @@ class Footprints:
         load_s: float,
         worked: bool,
     ) -> None:
-        """See ``supervisor.ports.FootprintStore``; a load with ``--fit on`` takes whatever is free and tells nothing."""
+        """See ``supervisor.ports.FootprintStore``; a load with ``--fit on`` takes what is free and tells nothing."""
         spec = self._launches[model]
         if not self._flags(spec).fit:
             key = self._key(spec, self._gpus(spec, self._sample))
@@ -121,6 +120,8 @@ class Footprints:
         everywhere = frozenset(g.id for g in gpus)
         if header is None or flags.fit:
             return Footprint({RAM: 0} | {g.id: 0 for g in gpus}, alone_on=everywhere)
+        from swapd.planner.estimate import estimate  # the graph it replays takes 30 ms to import
+
         try:
             return estimate(header, flags, gpus)
         except (GgufError, OSError):
