@@ -39,7 +39,8 @@ def model_of(body: bytes, content_type: bytes = b"") -> Asked:
     """
     if content_type.startswith(b"multipart/"):
         return _asked(_multipart(body, content_type))
-    if content_type.startswith(b"application/x-www-form-urlencoded"):
+    is_form = content_type.startswith(b"application/x-www-form-urlencoded")
+    if is_form and not body.lstrip().startswith(b"{"):  # "curl -d '{…}'" calls JSON a form
         return _asked({name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()})
     if not body or body.isspace():
         return NOTHING
