@@ -57,6 +57,12 @@ def test_every_model_routed_kind_of_request_is_relayed(swapd: Swapd) -> None:
     assert swapd.post("/v1/embeddings?model=a", {"input": "x"}).status == 200
 
 
+def test_json_that_curl_calls_a_form_is_taken_for_what_it_is(swapd: Swapd) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = swapd.ask("POST", "/v1/responses", b'{"model":"a","tools":[{"type":"web_search"}]}', form)
+    assert answer.status == 200 and answer.json["echo"]["tools"] == [{"type": "web_search"}]
+
+
 def test_streams_have_headers_that_no_proxy_buffers(swapd: Swapd) -> None:
     connection = swapd.open_request("a", stream=True)
     response = connection.getresponse()
