@@ -207,11 +207,13 @@ def main() -> None:
     options = parser.parse_args()
     models = sorted(options.models.glob("*.gguf"))
     with tempfile.TemporaryDirectory() as folder:
-        result = run(options.engine.resolve(), models, Path(folder))
-        logs = {p.name: p.read_text()[-6000:] for p in Path(folder).glob("*.log")}
+        try:
+            result = run(options.engine.resolve(), models, Path(folder))
+        finally:
+            logs = {p.name: p.read_text()[-6000:] for p in Path(folder).glob("*.log")}
+            options.out.with_suffix(".log").write_text("\n".join(f"== {n}\n{t}" for n, t in logs.items()))
     result["verdict"] = judged(result)
     options.out.write_text(json.dumps(result, indent=1))
-    options.out.with_suffix(".log").write_text("\n".join(f"== {n}\n{t}" for n, t in logs.items()))
     print(json.dumps(result["verdict"], indent=1))
 
 
