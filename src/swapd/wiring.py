@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from swapd.config.generated import demo_toml, find_models, found_toml, model_fol
 from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, find_config, load, load_text
 from swapd.config.resolve import Resolved, resolve
+from swapd.core.spec import RouteSpec
 from swapd.devices.monitor import Monitor
 from swapd.errors import ConfigError
 from swapd.launch.limits import raise_nofile
@@ -66,7 +68,7 @@ def _loaded(config: str | None, flags: Mapping[str, Any], *, demo_models: bool) 
         return load_text(demo_toml(model), None, flags=flags, name="(demo)")
     path = find_config(config)
     if path is not None:
-        return load(path, flags=flags)
+        return load(path, flags=flags, lenient=True)
     return load_text(found_toml(find_models(model_folders())), None, flags=flags, name="(found models)")
 
 
@@ -116,11 +118,21 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
     try:
         sockets = bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
-            app = build_app(supervisor, resolved.routes, settings)
-            await serve_app(app, listen, supervisor, on_listening, sockets)
+            routes = dict(resolved.routes)
+            app = build_app(supervisor, routes, settings)
+            async with asyncio.TaskGroup() as group:
+                telling = group.create_task(_tell_contexts(routes, info))
+                await serve_app(app, listen, supervisor, on_listening, sockets)
+                telling.cancel()
     finally:
         launcher.close()
         store.close()
+
+
+async def _tell_contexts(routes: dict[str, RouteSpec], info: Footprints) -> None:
+    """What ``/v1/models`` says of each model's context: read from the headers once swapd listens, not before."""
+    for id_, route in list(routes.items()):
+        routes[id_] = replace(route, ctx_tokens=await asyncio.to_thread(info.context, id_))
 
 
 def _open_store(state_dir: Path) -> Store:

@@ -22,7 +22,7 @@ async def three_events(call: Call) -> None:
     for number in range(3):
         await call.event(json.dumps({"n": number}))
         await asyncio.sleep(0.01)
-    await call.event(json.dumps({"timings": {"prompt_n": 9, "prompt_per_second": 812.5}}))
+    await call.event(json.dumps({"timings": {"prompt_n": 900, "prompt_per_second": 812.5}}))
     await call.event("[DONE]")
     await call.end_stream()
 

@@ -11,7 +11,7 @@ from swapd.units import mib
 
 
 @click.command("check")
-@click.argument("file", metavar="FILE", required=False)
+@click.argument("file", metavar="[FILE]", required=False)
 @click.option("--devices", metavar="FILE", help="A simulated machine (JSON) instead of this one's GPUs.")
 @click.option("--no-files", is_flag=True, help="Leave out whether paths exist and binaries run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

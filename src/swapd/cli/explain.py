@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from typing import Any
 from urllib.parse import quote
 
@@ -30,8 +32,14 @@ def command(client: Client, model: str, devices: str | None, as_json: bool) -> N
 
 
 def _imagined(config: str | None, model: str, devices: str) -> dict[str, Any]:
+    import structlog
+
     from swapd import wiring
 
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     resolved = wiring.configure(config, devices=devices, files=False)
     if model not in resolved.catalog.models:
         raise UnknownModel(f"{model!r} is no model; there are: {', '.join(resolved.catalog.models)}")

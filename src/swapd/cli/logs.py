@@ -11,7 +11,7 @@ from swapd.cli.client import Client, connection_options, model_path
 
 @click.command("logs")
 @connection_options
-@click.argument("model", metavar="ID", required=False)
+@click.argument("model", metavar="[ID]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until interrupted.")
 def command(client: Client, model: str | None, follow: bool) -> None:
     """Show a model's output (of all models, one after the other, if none is named)."""

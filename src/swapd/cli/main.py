@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from swapd.cli.exits import EXIT_CODES, exit_code
-from swapd.errors import SwapdError
+from swapd.errors import ConfigError, SwapdError
 
 COMMANDS: Final = {
     "serve": "Serve the models of a configuration (or the demo, or the GGUFs found).",
@@ -68,5 +68,6 @@ def main() -> None:
 
 def _fail(text: str, error: BaseException) -> None:
     if text:
-        click.echo(text if text.startswith("swapd:") else f"swapd: {text}", err=True)
+        has_place = isinstance(error, ConfigError) and error.line > 0
+        click.echo(text if has_place or text.startswith("swapd:") else f"swapd: {text}", err=True)
     sys.exit(exit_code(error))

@@ -9,7 +9,7 @@ from swapd.cli.client import Client, connection_options, model_path
 
 @click.command("unload")
 @connection_options
-@click.argument("model", metavar="ID", required=False)
+@click.argument("model", metavar="[ID]", required=False)
 @click.option("--all", "all_models", is_flag=True, help="Unload every model.")
 @click.option("--force", is_flag=True, help="End running requests at once; the default gives them `drain`.")
 def command(client: Client, model: str | None, all_models: bool, force: bool) -> None:

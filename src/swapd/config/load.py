@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import tomllib
@@ -95,14 +96,20 @@ def find_config(given: str | None, environ: Mapping[str, str] = os.environ) -> P
 
 
 def load(
-    path: Path | None, *, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+    path: Path | None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    lenient: bool = False,
 ) -> Loaded:
     """Read and validate; ``flags`` are keys of ``[server]`` and ``[devices]`` from the command line, as nested tables.
+
+    ``lenient``: mistakes are left in ``Loaded.problems``, for ``resolve`` to add its own and raise them all.
 
     Raises:
         ConfigError: with every mistake that the file has by itself.
     """
-    return load_text(_read(path), path, flags=flags, environ=environ)
+    return load_text(_read(path), path, flags=flags, environ=environ, lenient=lenient)
 
 
 def load_text(
@@ -112,6 +119,7 @@ def load_text(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
     name: str = "(defaults)",
+    lenient: bool = False,
 ) -> Loaded:
     """The same for a text; ``path`` None: it was generated, and ``name`` stands in messages.
 
@@ -126,9 +134,9 @@ def load_text(
     _merge(expanded, {"server": _from_environment()})
     _merge(expanded, dict(flags or {}))
     _apply_defaults(expanded)
-    file = _validate(expanded, problems)
-    problems.raise_if_any()
-    assert file is not None
+    file = _validate(copy.deepcopy(expanded), problems)
+    if not lenient:
+        problems.raise_if_any()
     return Loaded(file, path, frozenset(expander.env_read), problems)
 
 
@@ -194,27 +202,51 @@ def _apply_defaults(tree: Tree) -> None:
             models[name] = merged
 
 
-def _validate(tree: Tree, problems: Problems) -> File | None:
-    try:
-        return File.model_validate(tree)
-    except ValidationError as error:
-        seen: set[tuple[int, str, str]] = set()
-        for detail in error.errors():
-            path = _plain(detail["loc"])
-            if _inherited(path, tree, problems):
-                continue
-            message, hint = _explain(dict(detail), path)
-            mark = (line_of(problems.lines, path), ".".join(path), message)
-            if mark not in seen:
-                seen.add(mark)
-                problems.add(path, message, hint)
-        return None
+def _validate(tree: Tree, problems: Problems) -> File:
+    """The file without the values that are wrong (noted in ``problems``), so that what else is wrong is found too."""
+    seen: set[tuple[int, str, str]] = set()
+    left_out: set[KeyPath] = set()
+    defaults = set(tree["defaults"]) if isinstance(tree.get("defaults"), dict) else set()
+    while True:
+        before = repr(tree)
+        try:
+            return File.model_validate(tree)
+        except ValidationError as error:
+            for detail in error.errors():
+                path = _plain(detail["loc"])
+                _leave_out(tree, path, missing=detail["type"] == "missing")
+                if path in left_out or _inherited(path, defaults, problems):
+                    continue
+                left_out.add(path)
+                message, hint = _explain(dict(detail), path)
+                mark = (line_of(problems.lines, path), ".".join(path), message)
+                if mark not in seen:
+                    seen.add(mark)
+                    problems.add(path, message, hint)
+        if repr(tree) == before:
+            problems.raise_if_any()
+            raise ConfigError(f"{problems.file}: cannot be read", file=problems.file)
 
 
-def _inherited(path: KeyPath, tree: Tree, problems: Problems) -> bool:
+def _leave_out(tree: Tree, path: KeyPath, *, missing: bool) -> None:
+    """Remove a wrong value; a table that lacks what it needs, or cannot be entered, goes as a whole."""
+    *tables, key = path[:-1] if missing else path
+    for depth, name in enumerate(tables):
+        inner = tree.get(name)
+        if not isinstance(inner, dict):
+            tree.pop(name, None)
+            return
+        if depth == len(tables) - 1 and key not in inner:
+            tree.pop(name)
+            return
+        tree = inner
+    tree.pop(key, None)
+
+
+def _inherited(path: KeyPath, defaults: set[str], problems: Problems) -> bool:
     """A mistake in ``[defaults]`` shows up in every model; it is told once, where it stands."""
     is_model_key = len(path) >= 3 and path[0] == "models"
-    return is_model_key and path[:3] not in problems.lines and path[2] in tree.get("defaults", {})
+    return is_model_key and path[:3] not in problems.lines and path[2] in defaults
 
 
 def _plain(loc: tuple[int | str, ...]) -> KeyPath:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,21 +24,28 @@ class Monitor:
         is_file = source.startswith("file:")
         self._simulated = SimulatedMachine(Path(source.removeprefix("file:"))) if is_file else None
         self._nvml = Nvml() if source == "auto" else None
+        self._turn = asyncio.Lock()
         self._reading = False
 
     async def sample(
         self, pids: Mapping[ModelId, int]
     ) -> tuple[MachineSample, Mapping[ModelId, Mapping[DeviceId, int]]]:
-        """The machine now. A driver that hangs costs one thread, not one a call."""
+        """The machine now; one reading at a time. A driver that hangs costs one thread, not one a call."""
         if self._simulated is not None:
             return self._read_simulated(pids)
         if self._nvml is None:
             return MachineSample((), sample_ram()), _ram_of(pids)
+        async with self._turn:
+            return await self._read_in_thread(self._nvml, pids)
+
+    async def _read_in_thread(
+        self, nvml: Nvml, pids: Mapping[ModelId, int]
+    ) -> tuple[MachineSample, Mapping[ModelId, Mapping[DeviceId, int]]]:
         if self._reading:
             problem = "the driver has not answered the last reading yet"
             return MachineSample(ram=sample_ram(), gpus_known=False, problem=problem), {}
         self._reading = True
-        return await anyio.to_thread.run_sync(self._read, self._nvml, dict(pids), abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(self._read, nvml, dict(pids), abandon_on_cancel=True)
 
     def sample_now(self) -> MachineSample:
         """One reading without a loop (``check``, ``plan``)."""

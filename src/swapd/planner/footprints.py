@@ -85,10 +85,14 @@ class Footprints:
         trained = header.n_ctx_train if header else 0
         return min(trained, DEFAULT_CTX_TOKENS) if trained else DEFAULT_CTX_TOKENS
 
-    def trained_ctx(self, model: ModelId) -> int:
-        """Tokens the model was trained for; 0 = not known."""
-        header = self._header(self._launches[model])
-        return header.n_ctx_train if header else 0
+    def context(self, model: ModelId) -> int:
+        """Tokens that one conversation can have, by configuration and header; 0 = not known."""
+        spec = self._launches[model]
+        if self._header(spec) is None and not spec.ctx_tokens:
+            return 0
+        flags = self._flags(spec)
+        shared = flags.parallel <= 1 or flags.kv_unified is True
+        return flags.ctx_tokens if shared else flags.ctx_tokens // flags.parallel
 
     # ---- what is known
 
@@ -103,8 +107,7 @@ class Footprints:
         return [find_gpu(name, sample) or DeviceSample(str(name), 0, None) for name in spec.gpus]
 
     def _flags(self, spec: LaunchSpec) -> EngineFlags:
-        flags = flags_for(spec, self.default_ctx(spec.id))
-        return replace(flags, gpu_layers=flags.gpu_layers)
+        return flags_for(spec, self.default_ctx(spec.id))
 
     def _header(self, spec: LaunchSpec) -> GgufHeader | None:
         path = spec.gguf or _model_in(spec.cmd)

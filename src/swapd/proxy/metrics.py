@@ -56,13 +56,15 @@ def _device_gauges(status: Mapping[str, Any]) -> Iterable[Metric]:
     )
     devices: Sequence[Mapping[str, Any]] = status["devices"]
     for word in ("total", "free", "headroom"):
-        rows = [([d["id"], d.get("name", "")], d[f"{word}_mib"] * MIB) for d in devices]
+        rows = [([d["id"], d.get("name", "")], d[f"{word}_mib"] * MIB) for d in devices if d[f"{word}_mib"] is not None]
         yield _gauge(f"swapd_vram_{word}_bytes", f"VRAM: {word}", ["device", "name"], rows)
-    used = [([d["id"], d.get("name", "")], (d["total_mib"] - d["free_mib"]) * MIB) for d in devices]
+    readable = [d for d in devices if d["free_mib"] is not None]
+    used = [([d["id"], d.get("name", "")], (d["total_mib"] - d["free_mib"]) * MIB) for d in readable]
     yield _gauge("swapd_vram_used_bytes", "VRAM: used, by whomever", ["device", "name"], used)
     ram: Mapping[str, Any] = status["ram"]
     for word in ("total", "available", "headroom"):
-        yield _gauge(f"swapd_ram_{word}_bytes", f"RAM: {word}", [], [([], ram[f"{word}_mib"] * MIB)])
+        rows = [([], ram[f"{word}_mib"] * MIB)] if ram[f"{word}_mib"] is not None else []
+        yield _gauge(f"swapd_ram_{word}_bytes", f"RAM: {word}", [], rows)
 
 
 def _model_metrics(models: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:

@@ -33,6 +33,8 @@ KEEP_ALIVES: Final = {
 }
 EVENT_STREAM: Final = b"text/event-stream"
 TAIL_BYTES: Final = 8192
+FEWEST_PROMPT_TOKENS: Final = 64
+_PROMPT_N = re.compile(rb'"prompt_n"\s*:\s*([0-9]{1,9})')
 _TPS = re.compile(rb'"prompt_per_second"\s*:\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
 
 
@@ -75,9 +77,15 @@ def refusal_event(status: int, body: bytes, dialect: Dialect, rid: str, model: s
 
 
 def prefill_tps(tail: Iterable[bytes]) -> float:
-    """Prompt tokens a second from the ``timings`` in an answer's last bytes; 0 if it has none."""
-    found = _TPS.findall(b"".join(tail)[-TAIL_BYTES:])
-    return float(found[-1]) if found else 0.0
+    """Prompt tokens a second from the ``timings`` in an answer's last bytes.
+
+    0 if it has none, or read too few tokens (all others were cached) for a rate to mean anything.
+    """
+    text = b"".join(tail)[-TAIL_BYTES:]
+    found, counts = _TPS.findall(text), _PROMPT_N.findall(text)
+    if not found or (counts and int(counts[-1]) < FEWEST_PROMPT_TOKENS):
+        return 0.0
+    return float(found[-1])
 
 
 def usage(tail: Iterable[bytes]) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from swapd.core.placement import Evict, Fits, NeverFits, Refuse, Wait
 from swapd.core.records import Record
 from swapd.core.scheduler import Scheduler
 from swapd.core.spec import RAM, DeviceId, ModelId
-from swapd.errors import SwapdError
+from swapd.errors import InstanceError, SwapdError
 from swapd.units import MIB, mib
 
 
@@ -95,7 +95,7 @@ def _model(
         "reserved_mib": _gpus(reserved),
         "measured_mib": _gpus(current),
         "ram_mib": mib(current.get(RAM, 0) or (reserved.get(RAM, 0) if holding else 0)),
-        "last_error": str(record.last_error) if record.last_error else None,
+        "last_error": _last_error(record),
         "loads": record.loads,
         "load_s": round(record.load_s, 3) if record.loads else None,
         "context_saved": False,
@@ -113,6 +113,15 @@ def _reason(record: Record, holding: Holding | None, instances: Instances) -> st
             seen = ", ".join(f"{d} {mib(p)} MiB" for d, p in over.items())
             return f"the configured size is too small: measured {seen}"
     return record.reason
+
+
+def _last_error(record: Record) -> str | None:
+    """The error and, of a process, the last line it wrote."""
+    error = record.last_error
+    if error is None:
+        return None
+    words = error.stderr_tail.strip().splitlines()[-1:] if isinstance(error, InstanceError) else []
+    return ": ".join([error.message, *(w for w in words if w not in error.message)])
 
 
 def _gpus(sizes: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
