@@ -67,9 +67,18 @@ class Judge:
         for number, action in enumerate(self.spec.actions):
             self.sim.run(self.sim.now + max(action.delay_s, 1e-6))
             self.act(number, action)
-        self.sim.run(self.sim.now + 4000)
+        self.run_to_the_end()
         self.check_end()
         return self.violations
+
+    def run_to_the_end(self) -> None:
+        """Until everybody has an answer and nothing is promised, or for longer than any wait may be."""
+        end = self.sim.now + 4000
+        while self.sim.now < end:
+            self.sim.run(self.sim.now + 40)
+            state = self.scheduler.state
+            if all(a.outcomes for a in self.asked.values()) and not (state.leases or len(state.line) or state.plans):
+                return
 
     # ---- what happens
 
