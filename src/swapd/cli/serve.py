@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -23,6 +24,8 @@ def command(config: str | None, listen: str | None, demo: bool, devices: str | N
     Without a configuration the GGUFs found in $SWAPD_MODELS, ./models, ~/models and the Hugging Face and llama.cpp
     caches are served, one id a file.
     """
+    gc.disable()  # start-up makes no garbage worth looking for; `calm_collector` turns it on again
+
     from swapd import wiring
 
     resolved = wiring.configure(config, listen=listen, devices=devices, demo_models=demo)

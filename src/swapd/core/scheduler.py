@@ -70,7 +70,8 @@ class Scheduler:
         self._do.out = []
         self._do.stepped = []
         self._handlers[type(event)](event)
-        self._reconcile()
+        if not (isinstance(event, ev.RequestArrived | ev.LeaseReturned) and self._is_calm()):
+            self._reconcile()
         return self._do.out
 
     def _deadline_passed(self, _event: ev.DeadlinePassed) -> None:
@@ -259,8 +260,6 @@ class Scheduler:
     # ---- the one place where conclusions are drawn
 
     def _reconcile(self) -> None:
-        if self._is_calm():
-            return
         self._time_out()
         self._do.finish_drains()
         self._place_heads()
@@ -268,7 +267,7 @@ class Scheduler:
         self._wake()
 
     def _is_calm(self) -> bool:
-        """Nobody waits, nothing is under way and nothing is due: there is nothing to conclude."""
+        """Nobody waits, nothing is under way and nothing is due: a served request leaves nothing to conclude."""
         do, due = self._do, self._wake_at
         return due is not None and do.now < due and not (do.moving or do.stepped or do.plans or do.line.waiters)
 

@@ -13,7 +13,9 @@ none goes by the book. It leans on uvicorn's ``HttpToolsProtocol`` (pinned in
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -66,7 +68,7 @@ class Cycle(RequestResponseCycle):
         self.response_started = True
         self.waiting_for_100_continue = False
         status = message["status"]
-        headers = [*self.default_headers, *message["headers"]]
+        headers = [date_header(), *self.default_headers, *message["headers"]]
         chunked = self.scope["method"] != "HEAD" and status not in (204, 304)
         told = False
         for name, value in headers:
@@ -113,6 +115,18 @@ class Cycle(RequestResponseCycle):
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
+
+
+_date: tuple[int, tuple[bytes, bytes]] = (0, (b"date", b""))
+
+
+def date_header() -> tuple[bytes, bytes]:
+    """``Date`` of this second; made when somebody asks, so that an idle swapd need not wake every second for it."""
+    global _date
+    second = int(time.time())
+    if second != _date[0]:
+        _date = second, (b"date", formatdate(second, usegmt=True).encode())
+    return _date[1]
 
 
 class HttpProtocol(HttpToolsProtocol):

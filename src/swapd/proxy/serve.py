@@ -21,13 +21,14 @@ from swapd.supervisor.pool import Supervisor
 
 KEEP_ALIVE_S: Final = 120
 """uvicorn's 5 s would reset agents between turns."""
+CALM_AFTER_S: Final = 0.5
 CLOSE_S: Final = 2
 """What is still open when the children are gone gets this long."""
 _CUT: Final = "ASGI callable returned without completing response."
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers and its 10 Hz tick."""
+    """uvicorn without its signal handlers and its tick: ``proxy.http`` dates each answer itself."""
 
     def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
         super().__init__(config)
@@ -42,12 +43,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listening()
+        asyncio.get_running_loop().call_later(CALM_AFTER_S, calm_collector)
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):  # once a second: the Date header
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._leave.wait()
+        await self.on_tick(0)
+        await self._leave.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -71,7 +71,6 @@ async def serve(
         SwapdError: if the address is taken.
     """
     sockets = list(sockets or bind(listen))
-    calm_collector()
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     server = _Server(server_config(app), lambda: on_listening(url_of(listen, sockets)))
     signalled: asyncio.Queue[None] = asyncio.Queue()
@@ -121,6 +120,7 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def server_config(app: App) -> uvicorn.Config:
@@ -130,6 +130,7 @@ def server_config(app: App) -> uvicorn.Config:
         "lifespan": "off",
         "log_config": None,
         "access_log": False,
+        "date_header": False,
         "server_header": False,
         "proxy_headers": False,
         "timeout_keep_alive": KEEP_ALIVE_S,

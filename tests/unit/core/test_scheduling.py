@@ -680,6 +680,17 @@ def test_other_programs_that_grow_take_idle_models_after_two_readings_and_busy_o
     assert play.stops() == ["idle"] and play.state("busy") == "ready"
 
 
+def test_the_devices_are_read_at_the_interval_whatever_else_is_due_later() -> None:
+    play = Play({"a": spec("a", idle_timeout_s=900)}, policy=Policy(sample_interval_s=2))
+    play.load("a")
+    for i in range(5):
+        before = sum(isinstance(o, cmd.SampleDevices) for o in play.orders)
+        play.wait(2.1)
+        play.ask(f"r{i}", "a")
+        play.answer(f"r{i}")
+        assert sum(isinstance(o, cmd.SampleDevices) for o in play.orders) == before + 1
+
+
 def test_explain_says_what_a_request_would_do_and_changes_nothing() -> None:
     play = Play(["a", "b"], sizes_gib=BOTH_BIG)
     play.load("a")
