@@ -16,6 +16,8 @@ from pathlib import Path
 
 WATCHED_S = 20.0
 GOALS = {"cpu_percent": 0.5, "rss_mib": 80, "start_ratio": 1.3, "status_extra_s": 0.4}
+SLEEPER = "import time\nwhile True: time.sleep(2)"
+"""Wakes as often as an idle swapd reads the devices: what a wake costs on this machine at this moment."""
 PACKAGES = "uvicorn uvloop httptools fastapi pydantic pydantic_settings structlog anyio prometheus_client click"
 IMPORTS = f"import {', '.join(PACKAGES.split())}"
 
@@ -78,9 +80,14 @@ def measure(port: int = 18_097) -> dict[str, float]:
             for model in ("duo-main", "duo-fast"):
                 load(port, model)
             time.sleep(2)
-            before = cpu_seconds(process.pid)
-            time.sleep(WATCHED_S)
-            figures["cpu_percent"] = 100 * (cpu_seconds(process.pid) - before) / WATCHED_S
+            with subprocess.Popen([sys.executable, "-c", SLEEPER]) as sleeper:
+                time.sleep(1)
+                before = cpu_seconds(process.pid), cpu_seconds(sleeper.pid)
+                time.sleep(WATCHED_S)
+                after = cpu_seconds(process.pid), cpu_seconds(sleeper.pid)
+                sleeper.kill()
+            figures["cpu_percent"] = 100 * (after[0] - before[0]) / WATCHED_S
+            figures["bare_sleeper_percent"] = 100 * (after[1] - before[1]) / WATCHED_S
             figures["rss_mib"] = rss_mib(process.pid)
             env = {**os.environ, "XDG_STATE_HOME": folder}
             status_s = timed([sys.executable, "-m", "swapd", "status"], env)

@@ -26,6 +26,7 @@ class Monitor:
         self._nvml = Nvml() if source == "auto" else None
         self._turn = asyncio.Lock()
         self._reading = False
+        self._without_amd = False
 
     async def sample(
         self, pids: Mapping[ModelId, int]
@@ -33,7 +34,7 @@ class Monitor:
         """The machine now; one reading at a time. A driver that hangs costs one thread, not one a call."""
         if self._simulated is not None:
             return self._read_simulated(pids)
-        if self._nvml is None:
+        if self._nvml is None or (self._nvml.is_absent and self._without_amd):
             return MachineSample((), sample_ram()), _ram_of(pids)
         async with self._turn:
             return await self._read_in_thread(self._nvml, pids)
@@ -55,6 +56,17 @@ class Monitor:
             return MachineSample((), sample_ram())
         return self._read(self._nvml, {})[0]
 
+    def _amd(self) -> tuple[DeviceSample, ...]:
+        """AMD cards; a machine that has none at the first look is not searched again."""
+        if self._without_amd:
+            return ()
+        try:
+            gpus = amdgpu.read()
+        except (OSError, ValueError):
+            gpus = ()
+        self._without_amd = not gpus
+        return gpus
+
     def _read_simulated(
         self, pids: Mapping[ModelId, int]
     ) -> tuple[MachineSample, Mapping[ModelId, dict[DeviceId, int]]]:
@@ -70,7 +82,7 @@ class Monitor:
             try:
                 gpus, by_pid = nvml.read(frozenset(pids.values()))
             except NoGpus:
-                gpus, by_pid = _amd(), {}
+                gpus, by_pid = self._amd(), {}
             except GpusUnknown as error:
                 return MachineSample(ram=sample_ram(), gpus_known=False, problem=str(error)), held
             for model, pid in pids.items():
@@ -78,13 +90,6 @@ class Monitor:
             return MachineSample(gpus, sample_ram()), held
         finally:
             self._reading = False
-
-
-def _amd() -> tuple[DeviceSample, ...]:
-    try:
-        return amdgpu.read()
-    except (OSError, ValueError):
-        return ()
 
 
 def _ram_of(pids: Mapping[ModelId, int]) -> dict[ModelId, dict[DeviceId, int]]:

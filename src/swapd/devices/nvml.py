@@ -27,6 +27,12 @@ class Nvml:
 
     def __init__(self) -> None:
         self._nvml: Any = None
+        self._none: NoGpus | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this machine was seen to have no NVIDIA library or driver."""
+        return self._none is not None
 
     def read(self, pids: frozenset[int]) -> tuple[tuple[DeviceSample, ...], dict[int, dict[DeviceId, int]]]:
         """All GPUs, and bytes by device of those processes the driver tells of.
@@ -35,6 +41,8 @@ class Nvml:
             NoGpus: no library, no driver or no device.
             GpusUnknown: NVML failed.
         """
+        if self._none is not None:
+            raise self._none
         nvml = self._initialised()
         try:
             count = nvml.nvmlDeviceGetCount()
@@ -57,15 +65,20 @@ class Nvml:
             try:
                 import pynvml
             except ImportError:
-                raise NoGpus("nvidia-ml-py is not installed") from None
+                raise self._remember(NoGpus("nvidia-ml-py is not installed")) from None
             try:
                 pynvml.nvmlInit()
             except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
-                raise NoGpus(str(error)) from None
+                raise self._remember(NoGpus(str(error))) from None
             except pynvml.NVMLError as error:
                 raise GpusUnknown(f"NVML: {error}") from None
             self._nvml = pynvml
         return self._nvml
+
+    def _remember(self, none: NoGpus) -> NoGpus:
+        """A machine without the library or the driver is not asked again: looking for them costs too much."""
+        self._none = none
+        return none
 
     def _forget(self) -> None:
         nvml, self._nvml = self._nvml, None
