@@ -1,0 +1,95 @@
+"""Host memory with a container's limit, AMD cards, and machines described by a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from swapd.devices import amdgpu
+from swapd.devices.host import held_ram, sample_ram
+from swapd.devices.monitor import Monitor
+from swapd.units import GIB, MIB
+
+MEMINFO = "MemTotal:       32000000 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n"
+
+
+def a_host(root: Path, *, limit: str | None = None, used: int = 0, inactive: int = 0) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(MEMINFO)
+    (root / "proc/self/cgroup").write_text("0::/box\n")
+    group = root / "sys/fs/cgroup/box"
+    group.mkdir(parents=True)
+    if limit is not None:
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text(str(used))
+        (group / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
+    return root
+
+
+def test_available_memory_is_what_the_kernel_calls_available(tmp_path: Path) -> None:
+    ram = sample_ram(a_host(tmp_path))
+    assert (ram.total_bytes, ram.free_bytes) == (32_000_000 * 1024, 20_000_000 * 1024)
+
+
+def test_a_containers_own_limit_counts_less_what_can_be_reclaimed(tmp_path: Path) -> None:
+    ram = sample_ram(a_host(tmp_path, limit=str(8 * GIB), used=6 * GIB, inactive=1 * GIB))
+    assert (ram.total_bytes, ram.free_bytes) == (8 * GIB, 3 * GIB)
+
+
+def test_a_limit_of_max_is_none(tmp_path: Path) -> None:
+    assert sample_ram(a_host(tmp_path, limit="max")).free_bytes == 20_000_000 * 1024
+
+
+def test_what_a_process_holds_leaves_out_mapped_pages() -> None:
+    held = held_ram(os.getpid())
+    assert held is not None and 1 * MIB < held < 4 * GIB
+    assert held_ram(2**22 + 1) is None
+
+
+def test_amd_cards_are_read_from_the_drivers_files(tmp_path: Path) -> None:
+    for number in (1, 0):
+        device = tmp_path / f"pci/0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "mem_info_vram_total").write_text(str(16 * GIB))
+        (device / "mem_info_vram_used").write_text(str(2 * GIB))
+        (tmp_path / f"card{number}").mkdir()
+        (tmp_path / f"card{number}/device").symlink_to(device)
+    gpus = amdgpu.read(tmp_path)
+    assert [(g.id, g.index, g.free_bytes) for g in gpus] == [
+        ("0000:00:00.0", 0, 14 * GIB),
+        ("0000:01:00.0", 1, 14 * GIB),
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 8])
+async def test_a_simulated_machine_is_read_again_at_every_sample(tmp_path: Path, count: int) -> None:
+    file = tmp_path / "sim.json"
+    gpus = [{"id": f"GPU-{i}", "index": i, "name": "sim", "total_mib": 16384, "free_mib": 15000} for i in range(count)]
+    file.write_text(json.dumps({"gpus": gpus, "ram_available_mib": 30000, "ram_total_mib": 32000}))
+    monitor = Monitor(f"file:{file}")
+    sample, held = await monitor.sample({"a": os.getpid()})
+    assert [g.free_bytes for g in sample.gpus] == [15000 * MIB] * count and held == {}
+    assert (sample.ram.total_bytes, sample.ram.free_bytes) == (32000 * MIB, 30000 * MIB)
+    file.write_text(json.dumps({"gpus": gpus, "ram_available_mib": 1000, "ram_total_mib": 32000}))
+    assert (await monitor.sample({}))[0].ram.free_bytes == 1000 * MIB
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", '{"gpus": [{"id": "x"}]}', '{"gpus": 3}'])
+async def test_a_broken_file_means_unknown(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "sim.json"
+    file.write_text(text)
+    sample, _ = await Monitor(f"file:{file}").sample({})
+    assert not sample.gpus_known and str(file) in sample.problem
+
+
+async def test_a_missing_file_means_unknown(tmp_path: Path) -> None:
+    sample, _ = await Monitor(f"file:{tmp_path}/none.json").sample({})
+    assert not sample.gpus_known
+
+
+async def test_no_source_means_no_gpus_and_real_ram() -> None:
+    sample, held = await Monitor("none").sample({"a": os.getpid()})
+    assert sample.gpus_known and sample.gpus == () and sample.ram.free_bytes and held["a"]["ram"] > 0
