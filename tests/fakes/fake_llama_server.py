@@ -26,7 +26,7 @@ environment (numbers may be fractions, seconds unless said):
 ``install(directory)`` gives an executable copy that starts with this interpreter, for a binary's ``path``.
 """
 
-# ruff: noqa: UP031, SIM105, FBT003
+# ruff: noqa: UP031, SIM105
 # Every import costs milliseconds of a start, so: no contextlib, no json before it is needed, no threading, no socket.
 
 import _signal

@@ -55,6 +55,9 @@ def _listening(url: str, endpoint: Path, models: list[str]) -> None:
     temporary.replace(endpoint)
     names = ", ".join(models[:8]) + (", …" if len(models) > 8 else "")
     click.echo(f"swapd: serving {len(models)} models at {url}" + (f": {names}" if models else ""), err=True)
+    if not models:
+        where = "$SWAPD_MODELS, ./models, ~/models, the Hugging Face cache and the llama.cpp cache"
+        click.echo(f"swapd: no GGUF was found in {where}; name a configuration, or try: swapd serve --demo", err=True)
 
 
 def _set_up_logging(log_format: str, level: str) -> None:

@@ -1,4 +1,3 @@
-# ruff: noqa: FBT003
 from __future__ import annotations
 
 import json
