@@ -43,7 +43,7 @@ class Store:
     def __init__(self, path: Path | None) -> None:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=1.0)
+        self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=0.2)
         if path is not None:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")

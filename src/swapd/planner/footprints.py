@@ -6,8 +6,11 @@ import hashlib
 import itertools
 import json
 import os
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+
+import structlog
 
 from swapd.core.flags import EngineFlags
 from swapd.core.ledger import DeviceSample, MachineSample
@@ -17,6 +20,8 @@ from swapd.gguf.header import read_header
 from swapd.gguf.types import GgufHeader
 from swapd.llama.flags import flags_for, llama_server_args
 from swapd.store import Load, Store
+
+log = structlog.get_logger(__name__)
 
 DEFAULT_CTX_TOKENS = 32_768
 """Context where neither ``ctx`` nor ``args`` say: the trained one, at most this."""
@@ -70,7 +75,10 @@ class Footprints:
         spec = self._launches[model]
         if not self._flags(spec).fit:
             key = self._key(spec, self._gpus(spec, self._sample))
-            self._store.record(key, f"{self._run}:{generation}", Load(idle_bytes, peak_bytes, load_s, worked))
+            try:
+                self._store.record(key, f"{self._run}:{generation}", Load(idle_bytes, peak_bytes, load_s, worked))
+            except sqlite3.Error as error:
+                log.warning("measurement not stored", model=model, error=str(error))
 
     # ---- for the launcher
 

@@ -121,3 +121,10 @@ def test_the_store_survives_a_restart(tmp_path: Path) -> None:
     store.close()
     (load,) = Store(tmp_path / "s.sqlite").loads("k")
     assert (load.peak_bytes, load.worked) == ({"g": 5}, True)
+
+
+def test_a_store_that_cannot_be_written_costs_nothing_but_the_measurement(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.sqlite")
+    store.close()
+    known = Footprints({"m": a_cmd(gpus=())}, store, run="x")
+    known.record("m", 1, {RAM: GIB}, {RAM: GIB}, 1.0, True)
