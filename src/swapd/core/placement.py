@@ -33,7 +33,7 @@ class Claim(Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Resident:
     """A model whose memory is not free: loaded, on its way, or promised memory by a commitment."""
 
