@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,7 +141,7 @@ def test_version() -> None:
     assert result.returncode == 0 and re.fullmatch(r"swapd \d+\.\d+\.\d+\S*\n", result.stdout)
 
 
-def test_status_imports_neither_pydantic_nor_httpx_and_is_quick(swapd: Swapd) -> None:
+def test_status_imports_neither_pydantic_nor_httpx(swapd: Swapd) -> None:
     code = (
         "import sys; sys.argv = ['swapd', 'status'];\n"
         "from swapd.cli.main import main\n"
@@ -154,16 +153,6 @@ def test_status_imports_neither_pydantic_nor_httpx_and_is_quick(swapd: Swapd) ->
     environment = {**swapd.environment(), "SWAPD_URL": swapd.url}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30)
     assert result.returncode == 0, result.stderr
-
-    def quickest(*args: str) -> float:
-        times = []
-        for _ in range(3):
-            begun = time.monotonic()
-            subprocess.run([sys.executable, *args], env=environment, capture_output=True, timeout=30)
-            times.append(time.monotonic() - begun)
-        return min(times)
-
-    assert quickest("-m", "swapd", "status") - quickest("-c", "pass") < 0.4
 
 
 def test_serve_imports_no_numpy_and_no_gguf_library(swapd: Swapd) -> None:
