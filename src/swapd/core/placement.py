@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from swapd.core.groups import GroupRules
-from swapd.core.spec import RAM, DeviceId, Footprint, ModelId, ModelSpec
+from swapd.core.spec import DeviceId, Footprint, ModelId, ModelSpec
 from swapd.errors import DevicesUnknown, InsufficientMemory, MemoryHeldByOthers, Refused, SwapdError
 from swapd.units import MIB, mib
 
@@ -374,8 +374,3 @@ def _held_by(case: _Case, room: Mapping[DeviceId, int], by: str) -> Wait | Refus
 
 def _all(case: _Case, room: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
     return {d: max(0, room.get(d, case.world.room[d])) for d in case.need.need_bytes}
-
-
-def uses_gpu(need: Footprint) -> bool:
-    """Whether a model takes memory of any device but the host."""
-    return any(d != RAM for d in need.need_bytes)
