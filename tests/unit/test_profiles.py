@@ -46,9 +46,10 @@ def test_a_profile_is_accepted_on_its_machine(host: str) -> None:
     assert sample(host).gpus_known
 
 
-def test_host_l_is_warned_of_its_headroom_and_of_nothing_else() -> None:
-    (warning,) = checked("host-l").warnings
-    assert "headroom.vram: 256 MiB is less than 1 GiB" in warning and "(M1)" in warning
+def test_host_l_is_warned_of_its_headroom_and_of_its_small_models_k() -> None:
+    headroom, keys = checked("host-l").warnings
+    assert "headroom.vram: 256 MiB is less than 1 GiB" in headroom and "(M1)" in headroom
+    assert "L11: models.qwen3-4b: --cache-type-k q4_0 is below q8_0" in keys
 
 
 def test_host_n_keeps_less_only_on_the_gpu_of_its_own() -> None:

@@ -1,8 +1,9 @@
-"""Host memory: what is available here, a container's own limit included, and what single processes hold."""
+"""The host: its memory, a container's own limit included, what single processes hold of it, and its cores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -73,3 +74,17 @@ def held_ram(pid: int) -> int | None:
         if key in ("RssAnon", "RssShmem"):
             found[key] = int(value.split()[0]) * 1024
     return sum(found.values()) if found else None
+
+
+def physical_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -> int:
+    """Physical cores among the CPUs this process may run on, as in a container with a CPU set; 0 = not known."""
+    cpus = os.sched_getaffinity(0) if allowed is None else allowed
+    try:
+        return len({_core(root / f"sys/devices/system/cpu/cpu{cpu}/topology") for cpu in cpus})
+    except (OSError, ValueError):
+        return 0
+
+
+def _core(topology: Path) -> tuple[int, int]:
+    package, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+    return package, core

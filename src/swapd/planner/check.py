@@ -12,8 +12,10 @@ from swapd.core.spec import BinarySpec, Footprint, LaunchSpec
 from swapd.errors import GgufError
 from swapd.gguf.header import read_header
 from swapd.launch.runtime_dir import default_bases, why_unusable
-from swapd.llama.probe import probe
+from swapd.llama.probe import BinaryReport, probe
 from swapd.planner.footprints import Footprints
+from swapd.planner.law_setup import setup_of
+from swapd.planner.laws import findings
 from swapd.store import Store
 from swapd.units import format_size, mib
 
@@ -25,6 +27,7 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     binaries: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, Footprint] = field(default_factory=dict)
+    builds: dict[str, BinaryReport] = field(default_factory=dict)
 
 
 def check_files(resolved: Resolved) -> Report:
@@ -35,6 +38,7 @@ def check_files(resolved: Resolved) -> Report:
         if found.problem:
             resolved.problems.add(at, found.problem)
         else:
+            report.builds[binary.name] = found
             report.binaries[binary.name] = f"{found.version or 'version unknown'} ({', '.join(found.capabilities)})"
     for spec in resolved.launches.values():
         _check_gguf(resolved, spec)
@@ -44,7 +48,7 @@ def check_files(resolved: Resolved) -> Report:
 
 
 def size_models(resolved: Resolved, sample: MachineSample, report: Report) -> None:
-    """What each model would take on this machine, and a warning for each that can never fit."""
+    """What each model would take on this machine; warnings of those that can never fit, and of laws broken."""
     info = Footprints(resolved.launches, Store(None), run="check")
     for id_, spec in resolved.launches.items():
         if spec.gguf and not os.path.exists(spec.gguf) and spec.vram == "auto":
@@ -53,6 +57,16 @@ def size_models(resolved: Resolved, sample: MachineSample, report: Report) -> No
         over = list(_over(resolved, need, sample))
         if over:
             report.warnings.append(f"{resolved.problems.file}: models.{id_} can never fit: {'; '.join(over)}")
+    report.warnings += _broken(resolved, sample, report, info)
+
+
+def _broken(resolved: Resolved, sample: MachineSample, report: Report, info: Footprints) -> Iterator[str]:
+    """One line for each law that a model breaks, with its place in the file."""
+    told = any("(M1)" in warning for warning in resolved.warnings)  # of the key itself, with its line
+    for finding in findings(setup_of(resolved, sample, info, report.sizes, report.builds)):
+        if not (told and finding.law == "M1"):
+            line = resolved.problems.lines.get(("models", finding.model), 0)
+            yield f"{resolved.problems.file}{f':{line}' if line else ''}: {finding}"
 
 
 def _over(resolved: Resolved, need: Footprint, sample: MachineSample) -> Iterator[str]:
