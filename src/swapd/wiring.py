@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, find_config, load, load_text
 from swapd.config.resolve import Resolved, resolve
 from swapd.core.spec import RouteSpec
+from swapd.devices.host import physical_cores
 from swapd.devices.monitor import Monitor
 from swapd.errors import ConfigError
 from swapd.launch.limits import raise_nofile
@@ -29,6 +30,10 @@ from swapd.supervisor.pool import Supervisor
 
 if TYPE_CHECKING:
     from swapd.planner.check import Report
+    from swapd.planner.plan import Result as PlanResult
+
+ENDLESS_BYTES = 1 << 50
+"""RAM of a machine that only its GPUs are given of."""
 
 
 class MonotonicClock:
@@ -157,6 +162,47 @@ def imagine(resolved: Resolved) -> Supervisor:
     supervisor = Supervisor(resolved.catalog, launcher=launcher, monitor=monitor, store=info, info=info, clock=clock)
     supervisor.take_in(monitor.sample_now())
     return supervisor
+
+
+def plan(
+    files: Sequence[str],
+    args: Sequence[tuple[str, ...]],
+    *,
+    search: bool,
+    ctx: int | None = None,
+    gpus: Sequence[str] = (),
+    ram: int | None = None,
+    headroom: int | None = None,
+    ladder: str | None = None,
+    cores: int = 0,
+    devices: str | None = None,
+) -> PlanResult:
+    """What models take on a machine that is typed (``gpus``), simulated (``devices``) or this one.
+
+    Raises:
+        ConfigError, GgufError: a file, a flag or a machine that cannot be read.
+    """
+    from swapd.planner import plan as planning
+    from swapd.planner.machine import DEFAULT_HEADROOM_BYTES, machine_of, typed_machine
+
+    keep = DEFAULT_HEADROOM_BYTES if headroom is None else headroom
+    if gpus:
+        machine = typed_machine(gpus, keep, ENDLESS_BYTES if ram is None else ram, cores)
+    else:
+        monitor = Monitor(f"file:{Path(devices).absolute()}" if devices else "auto")
+        sample = monitor.sample_now()
+        if not sample.gpus_known:
+            raise ConfigError(f"the GPUs cannot be read: {sample.problem}", hint="give them with --gpu")
+        cores = cores or (0 if devices else physical_cores())
+        machine = machine_of(sample, {}, keep, DEFAULT_HEADROOM_BYTES, cores)
+        if ram is not None:
+            machine = replace(machine, ram_bytes=ram)
+    asks = planning.asks(files, args, ctx or 0, planning.parse_ladder(ladder) if ladder else None)
+    if search:
+        return planning.search(asks, machine)
+    if len(asks) > 1:
+        raise ConfigError("--args predicts one file", hint="add --search for a set")
+    return planning.predict_only(asks[0], machine)
 
 
 def check(resolved: Resolved, *, files: bool = True) -> Report:

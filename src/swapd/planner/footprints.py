@@ -134,7 +134,7 @@ class Footprints:
         from swapd.planner.estimate import estimate  # the graph it replays takes 30 ms to import
 
         try:
-            return estimate(header, flags, gpus)
+            return estimate(header, flags, gpus, {}).footprint()
         except (GgufError, OSError):
             return Footprint({RAM: 0} | {g.id: 0 for g in gpus}, alone_on=everywhere)
 

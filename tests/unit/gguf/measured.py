@@ -1,6 +1,7 @@
 """What a real llama-server took (tests/data/vram), and the headers of the models it ran, rebuilt without their data.
 
-``models.jsonl``: key-values and tensor tables, layers of one kind written once. ``measured.jsonl``: MiB;
+``models.jsonl``: key-values and tensor tables, layers of one kind written once; ``hosts.jsonl``: the same of models
+like those of the three hosts of docs/field-measurements.md. ``measured.jsonl``: MiB;
 ``set`` one (one GPU), two (two GPUs), more (one GPU, larger shapes measured after the formulas were written).
 """
 
@@ -38,6 +39,12 @@ def header_of(kv: dict[str, Any], tensors: list[tuple[str, tuple[int, ...], int]
 def models() -> dict[str, GgufHeader]:
     """Headers by name."""
     return {row["model"]: _expanded(row) for row in _rows("models.jsonl")}
+
+
+@cache
+def host_models() -> dict[str, GgufHeader]:
+    """Headers of the hosts' models by name."""
+    return {row["model"]: _expanded(row) for row in _rows("hosts.jsonl")}
 
 
 def _expanded(row: dict[str, Any]) -> GgufHeader:
