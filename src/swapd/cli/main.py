@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from keyword import iskeyword
 from typing import Final
 
 import click
@@ -19,6 +20,9 @@ COMMANDS: Final = {
     "logs": "Show a model's output.",
     "explain": "Show what a request for a model would do now, and why.",
     "check": "Check a configuration: every mistake at once.",
+    "init": "Write a configuration from the GGUFs and GPUs found.",
+    "import": "Turn a configuration of llama-swap into TOML.",
+    "plan": "Show what models will take before they are started, and choose flags that fit.",
     "version": "Print the version.",
 }
 
@@ -34,7 +38,7 @@ class LazyGroup(click.Group):
         """The command of that name, or ``None``."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"swapd.cli.{cmd_name}")
+        module = importlib.import_module(f"swapd.cli.{cmd_name}{'_' * iskeyword(cmd_name)}")
         command: click.Command = module.command
         return command
 

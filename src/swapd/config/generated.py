@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+from swapd.config import toml
+from swapd.config.found import SHARD, Finds, FoundModel, names
+from swapd.core.ledger import MachineSample
+from swapd.units import format_size
+
+DEFAULT_CTX_TOKENS: Final = 32_768
+EMBEDDING_BATCH_TOKENS: Final = 2048
+"""A text to embed must fit one batch."""
 
 
 def demo_toml(model: Path) -> str:
     """Four ids on one small model: two that swap with each other, and a duo that stays together."""
-    gguf = json.dumps(str(model))
+    gguf = toml.text(toml.literal(str(model)))
     return f"""
 [defaults]
 gguf = {gguf}
@@ -43,14 +49,49 @@ exclusive = true
 
 def found_toml(models: Iterable[Path]) -> str:
     """One id a file, named as the file is; files of the same name get their folder's name before."""
-    taken: set[str] = set()
-    lines: list[str] = []
-    for path in models:
-        name = _SHARD.sub("", path.stem)
-        id_ = name if name not in taken else f"{path.parent.name}/{name}"
-        if id_ not in taken:
-            taken.add(id_)
-            lines += [f"[models.{json.dumps(id_)}]", f"gguf = {json.dumps(str(path))}"]
+    tables: toml.Tables = [
+        (("models", id_), {"gguf": toml.literal(str(path))}) for path, id_ in names(list(models)).items()
+    ]
+    return toml.document(tables) or "\n"
+
+
+def init_toml(finds: Finds, machine: MachineSample, folders: Sequence[Path]) -> str:
+    """A configuration to start from: what was found, with the settings that one changes first."""
+    head = [f"swapd found {len(finds.models)} models below {', '.join(map(str, folders))}."]
+    head += [f"GPU {d.index}: {d.name}, {format_size(d.total_bytes)} ({d.id})" for d in machine.gpus]
+    if not machine.gpus:
+        head.append("No GPU was found." if machine.gpus_known else f"The GPUs cannot be read: {machine.problem}")
+    head += [f"left out: {reason}" for reason in finds.left_out]
+    return toml.comments(head) + _SETTINGS + "".join(map(_init_model, finds.models))
+
+
+_SETTINGS: Final = """
+[headroom]
+vram = "1 GiB"         # stays free on every GPU
+ram = "1 GiB"
+
+[scheduling]
+ungrouped = "headroom" # whatever fits stays loaded; "swap": one model at a time
+
+[defaults]
+idle_timeout = "15m"   # unloaded after this long without a request; "0s": never
+"""
+
+
+def _init_model(model: FoundModel) -> str:
+    trained = model.trained_ctx_tokens
+    ctx = min(trained, DEFAULT_CTX_TOKENS)
+    args: list[str] = []
+    if model.mmproj:
+        args += ["--mmproj", str(model.mmproj)]
+    if model.task != "generate":
+        batch = str(min(ctx, EMBEDDING_BATCH_TOKENS) or EMBEDDING_BATCH_TOKENS)
+        args += ["--reranking" if model.task == "rerank" else "--embeddings", "-b", batch, "-ub", batch]
+    lines = ["", toml.header(("models", model.id)), f"gguf = {toml.text(toml.literal(str(model.path)))}"]
+    if args:
+        lines.append(f"args = {toml.value([toml.literal(word) for word in args])}")
+    if ctx:
+        lines.append(f"ctx = {ctx}" + (f"  # trained for {trained}" if ctx < trained else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -70,7 +111,7 @@ def find_models(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         if folder.is_dir():
             for path in sorted(folder.expanduser().absolute().rglob("*.gguf")):
-                shard = _SHARD.search(path.stem)
-                if "mmproj" not in path.name.lower() and (shard is None or int(shard[1]) == 1) and path.exists():
+                shard = SHARD.fullmatch(path.stem)
+                if "mmproj" not in path.name.lower() and (shard is None or int(shard[2]) == 1) and path.exists():
                     found.setdefault(path)
     return list(found)
