@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
 import uvloop
 
 from swapd.config.generated import demo_toml, find_models, found_toml, model_folders
@@ -31,6 +32,8 @@ from swapd.supervisor.pool import Supervisor
 if TYPE_CHECKING:
     from swapd.planner.check import Report
     from swapd.planner.plan import Result as PlanResult
+
+log = structlog.get_logger(__name__)
 
 ENDLESS_BYTES = 1 << 50
 """RAM of a machine that only its GPUs are given of."""
@@ -90,11 +93,15 @@ def serve(resolved: Resolved, on_listening: Callable[[str], None]) -> None:
 
 async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int) -> None:
     from swapd.proxy.app import build_app
-    from swapd.proxy.listen import bind
+    from swapd.proxy.listen import address_of, bind, inherited
     from swapd.proxy.serve import serve as serve_app
     from swapd.proxy.settings import ProxySettings
 
-    server, listen = resolved.server, parse_listen(resolved.server.listen)
+    server, given = resolved.server, inherited()
+    listen = address_of(given[0]) if given else parse_listen(resolved.server.listen)
+    is_loopback = all(address_of(one).is_loopback for one in given) if given else listen.is_loopback
+    if given and not (is_loopback or listen.path or server.api_keys):
+        log.warning("EVERYBODY ON THE NETWORK CAN USE THIS SERVER: the socket it was given has no api_keys")
     settings = ProxySettings(
         api_keys=tuple(server.api_keys),
         admin_keys=tuple(server.admin_keys),
@@ -103,7 +110,7 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         header_hold_s=server.header_hold,
         heartbeat_s=server.heartbeat,
         max_body_bytes=server.max_body,
-        bound_to_loopback=listen.is_loopback,
+        bound_to_loopback=is_loopback,
         config_path=str(resolved.path or ""),
     )
     store = _open_store(resolved.state_dir)
@@ -121,13 +128,13 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         clock=MonotonicClock(),
     )
     try:
-        sockets = bind(listen)  # before anything is loaded: the address may be taken
+        sockets = given or bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
             routes = dict(resolved.routes)
             app = build_app(supervisor, routes, settings)
             async with asyncio.TaskGroup() as group:
                 telling = group.create_task(_tell_contexts(routes, info))
-                await serve_app(app, listen, supervisor, on_listening, sockets)
+                await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
                 telling.cancel()
     finally:
         launcher.close()

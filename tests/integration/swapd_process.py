@@ -188,6 +188,9 @@ class Swapd:
     flags: tuple[str, ...] = ()
     demo: bool = False
     listen: str = "127.0.0.1:0"
+    wrapper: tuple[str, ...] = ()
+    """A program that becomes (or starts) swapd: it is given the command line."""
+    pass_fds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.state_dir = Path(str(self.server.get("state_dir", self.folder / "state")))
@@ -283,12 +286,12 @@ class Swapd:
     def launch(self) -> None:
         """Start the process, without waiting."""
         what = ["--demo"] if self.demo else ["--config", str(self.config)]
-        command = [sys.executable, "-m", "swapd", "serve", *what, "--listen", self.listen]
+        command = [*self.wrapper, sys.executable, "-m", "swapd", "serve", *what, "--listen", self.listen]
         with open(self.log_file, "ab") as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 [*command, *self.flags], env=self.environment(), cwd=self.folder, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log,
+                stdout=log, stderr=log, pass_fds=self.pass_fds,
             )  # fmt: skip
 
     def wait_listening(self) -> Swapd:

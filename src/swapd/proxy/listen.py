@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Mapping
 from typing import Final
 
 from swapd.config.listen import Address as Address
@@ -13,6 +14,7 @@ from swapd.config.listen import parse_listen as parse_listen
 from swapd.errors import SwapdError
 
 BACKLOG: Final = 2048
+FIRST_INHERITED_FD: Final = 3
 
 
 def bind(address: Address) -> list[socket.socket]:
@@ -26,6 +28,43 @@ def bind(address: Address) -> list[socket.socket]:
     except OSError as error:
         why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
         raise SwapdError(f"cannot listen at {address}: {why}") from error
+
+
+def inherited(environ: Mapping[str, str] = os.environ, first_fd: int = FIRST_INHERITED_FD) -> list[socket.socket]:
+    """Sockets at which a service manager listens for us (socket activation); none if it does not.
+
+    They stay the manager's: no child gets them, and a socket's path is not removed at the end.
+
+    Raises:
+        SwapdError: if one of them is no listening stream socket.
+    """
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    count = environ.get("LISTEN_FDS", "")
+    fds = range(first_fd, first_fd + (int(count) if count.isdigit() else 0))
+    return [_adopt(fd) for fd in fds]
+
+
+def _adopt(fd: int) -> socket.socket:
+    try:
+        one = socket.socket(fileno=fd)
+        listens = one.type == socket.SOCK_STREAM and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise SwapdError(f"descriptor {fd} of LISTEN_FDS is no socket: {error.strerror}") from error
+    if not listens:
+        raise SwapdError(f"descriptor {fd} of LISTEN_FDS is no listening stream socket (Accept=no, ListenStream=…)")
+    os.set_inheritable(fd, False)  # noqa: FBT003
+    os.set_blocking(fd, False)
+    return one
+
+
+def address_of(one: socket.socket) -> Address:
+    """Where a socket listens."""
+    name = one.getsockname()
+    if one.family == socket.AF_UNIX:
+        path = name.decode() if isinstance(name, bytes) else name
+        return Address(path="@" + path[1:] if path.startswith("\0") else path)
+    return Address(host=name[0], port=name[1])
 
 
 def _bind_tcp(address: Address) -> list[socket.socket]:

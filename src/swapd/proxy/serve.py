@@ -17,6 +17,7 @@ import uvicorn
 from swapd.proxy.asgi import App
 from swapd.proxy.http import HttpProtocol
 from swapd.proxy.listen import Address, bind
+from swapd.proxy.notify import Notifier, notified
 from swapd.supervisor.pool import Supervisor
 
 KEEP_ALIVE_S: Final = 120
@@ -60,32 +61,42 @@ async def serve(
     supervisor: Supervisor,
     on_listening: Callable[[str], None],
     sockets: Sequence[socket.socket] | None = None,
+    *,
+    is_inherited: bool = False,
 ) -> None:
     """Serve until a signal; returns when the children are stopped and the connections closed.
 
     The first SIGTERM or SIGINT stops admitting, drains and stops the children
     (``Supervisor.shutdown``), then closes the server. A second one ends at once.
-    ``on_listening`` is told the address. ``sockets``: those of ``listen``, if they are bound already.
+    ``on_listening`` is told the address. ``sockets``: those of ``listen``, if they are bound already;
+    ``is_inherited``: by a service manager, whose they stay.
 
     Raises:
         SwapdError: if the address is taken.
     """
     sockets = list(sockets or bind(listen))
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    server = _Server(server_config(app), lambda: on_listening(url_of(listen, sockets)))
+    notifier = Notifier()
+
+    def listening() -> None:
+        url = url_of(listen, sockets)
+        on_listening(url)
+        notifier.ready(url)
+
+    server = _Server(server_config(app), listening)
     signalled: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.put_nowait, None)
     try:
-        async with asyncio.TaskGroup() as group:
-            watch = group.create_task(_obey(signalled, supervisor, server))
+        async with notified(notifier, supervisor), asyncio.TaskGroup() as group:
+            watch = group.create_task(_obey(signalled, supervisor, server, notifier))
             await server.serve(sockets=sockets)
             watch.cancel()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        if listen.path:
+        if listen.path and not is_inherited:
             with contextlib.suppress(OSError):
                 os.unlink(listen.path)
 
@@ -94,14 +105,15 @@ def url_of(listen: Address, sockets: Sequence[socket.socket]) -> str:
     """What a client on this machine would be given: an ``http`` URL, or the socket's path."""
     if listen.path:
         return listen.path
-    host = listen.host or "127.0.0.1"
+    host = "127.0.0.1" if listen.host in ("", "0.0.0.0", "::") else listen.host
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{sockets[0].getsockname()[1]}"
 
 
-async def _obey(signalled: asyncio.Queue[None], supervisor: Supervisor, server: _Server) -> None:
+async def _obey(signalled: asyncio.Queue[None], supervisor: Supervisor, server: _Server, notifier: Notifier) -> None:
     """On the first signal in order, on the second at once."""
     await signalled.get()
+    notifier.stopping()
     async with asyncio.TaskGroup() as group:
         group.create_task(_shut_down(supervisor, server))
         await signalled.get()
