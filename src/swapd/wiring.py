@@ -18,12 +18,14 @@ from swapd.config.generated import demo_toml, find_models, found_toml, model_fol
 from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, find_config, load, load_text
 from swapd.config.resolve import Resolved, resolve
-from swapd.core.spec import RouteSpec
+from swapd.core.spec import LaunchSpec, ModelFacts, RouteSpec
 from swapd.devices.host import physical_cores
 from swapd.devices.monitor import Monitor
 from swapd.errors import ConfigError
+from swapd.gguf.facts import read_facts
 from swapd.launch.limits import raise_nofile
 from swapd.llama import demo
+from swapd.llama.flags import flags_for, flags_of, llama_server_args
 from swapd.llama.launcher import LlamaLauncher, Surroundings
 from swapd.planner.footprints import Footprints
 from swapd.store import Store
@@ -112,6 +114,8 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         max_body_bytes=server.max_body,
         bound_to_loopback=is_loopback,
         config_path=str(resolved.path or ""),
+        loading_status=server.loading_status,
+        spool_dir=str(resolved.state_dir / "tmp"),
     )
     store = _open_store(resolved.state_dir)
     info = Footprints(resolved.launches, store, run=secrets.token_hex(4))
@@ -133,7 +137,7 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
             routes = dict(resolved.routes)
             app = build_app(supervisor, routes, settings)
             async with asyncio.TaskGroup() as group:
-                telling = group.create_task(_tell_contexts(routes, info))
+                telling = group.create_task(_tell_facts(routes, resolved.launches, info))
                 await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
                 telling.cancel()
     finally:
@@ -141,10 +145,22 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         store.close()
 
 
-async def _tell_contexts(routes: dict[str, RouteSpec], info: Footprints) -> None:
-    """What ``/v1/models`` says of each model's context: read from the headers once swapd listens, not before."""
+async def _tell_facts(routes: dict[str, RouteSpec], launches: Mapping[str, LaunchSpec], info: Footprints) -> None:
+    """What is told of models that are not loaded: read from the headers once swapd listens, not before."""
     for id_, route in list(routes.items()):
-        routes[id_] = replace(route, ctx_tokens=await asyncio.to_thread(info.context, id_))
+        facts = await asyncio.to_thread(_facts, launches[id_])
+        routes[id_] = replace(route, ctx_tokens=await asyncio.to_thread(info.context, id_), facts=facts)
+
+
+def _facts(spec: LaunchSpec) -> ModelFacts:
+    binary = spec.binary
+    args = (*binary.args, *spec.args) if binary else llama_server_args(spec.cmd) or ()
+    values = {flag.name: flag.value or "" for flag in flags_of(args)}
+    path = spec.gguf or values.get("-m", "") or values.get("--model", "")
+    facts = read_facts(path, flags_for(spec)) if path else ModelFacts()
+    adapters = tuple(f.value or "" for f in flags_of(args) if f.name in ("--lora", "--lora-scaled"))
+    command = spec.cmd or (binary.path or "(embedded engine)" if binary else "", "-m", spec.gguf, *args)
+    return replace(facts, command=command, adapters=adapters)
 
 
 def _open_store(state_dir: Path) -> Store:

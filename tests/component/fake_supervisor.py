@@ -109,6 +109,9 @@ class FakeSupervisor:
     def state_of(self, model: str) -> str:
         return self.states[model]
 
+    def n_ctx(self, model: str) -> int:
+        return 0
+
     def models(self) -> list[str]:
         return list(self.upstreams)
 

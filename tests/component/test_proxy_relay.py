@@ -658,7 +658,7 @@ async def test_upstream_path_reaches_ids_with_slashes_raw_or_encoded() -> None:
 async def test_look_ups_never_load_a_model_and_never_count_as_use() -> None:
     async with world(hello) as w:
         w.supervisor.states["b"] = "stopped"
-        for path in ("/upstream/b/props", "/upstream/b/v1/models", "/props?model=b"):
+        for path in ("/upstream/b/props", "/upstream/b/slots", "/upstream/b/metrics", "/props?model=b"):
             reply = await w.ask(path, method="GET")
             assert (reply.status, reply.json()["error"]["code"]) == (503, "not_loaded")
         assert (await w.ask("/upstream/a/slots", method="GET")).status == 200
@@ -678,19 +678,6 @@ async def test_head_request_has_no_body_and_ends() -> None:
         reply = await w.ask("/upstream/a/index.html", method="HEAD")
         assert (reply.status, reply.headers["content-length"]) == (200, "100")
         assert not w.supervisor.open
-
-
-@on_uvloop
-async def test_websockets_are_refused_clearly() -> None:
-    async with world(hello) as w:
-        headers = {
-            "connection": "Upgrade",
-            "upgrade": "websocket",
-            "sec-websocket-key": "x",
-            "sec-websocket-version": "13",
-        }
-        reply = await w.ask("/upstream/a/ws", method="GET", headers=headers)
-        assert (reply.status, reply.json()["error"]["code"]) == (501, "not_implemented")
 
 
 @on_uvloop

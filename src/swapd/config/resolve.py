@@ -351,3 +351,5 @@ def _route(id_: str, model: Model) -> RouteSpec:
         unlisted=model.unlisted,
         ctx_tokens=model.ctx if isinstance(model.ctx, int) else 0,
     )
+        aliases=tuple(model.aliases),
+        idle_timeout_s=model.idle_timeout,

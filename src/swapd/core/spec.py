@@ -23,17 +23,29 @@ class Footprint:
     ``growth_bytes``: the part of ``need_bytes`` that comes only with the first
     long request. ``alone_on``: devices the load must have to itself, because its
     size there is not known (or the engine takes whatever is free). ``fixed``: the
-    operator said so, and no measurement replaces it.
+    operator said so, and no measurement replaces it. ``args``: what must be added to
+    the command line to get this size; ``larger``: better ways to run the model, the
+    best first, which are taken if there is room at the start.
     """
 
     need_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
     growth_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
     alone_on: frozenset[DeviceId] = frozenset()
     fixed: bool = False
+    args: tuple[str, ...] = ()
+    larger: tuple[Footprint, ...] = ()
 
     def on(self, device: DeviceId) -> int:
         """Bytes on one device; 0 where the model does not go."""
         return self.need_bytes.get(device, 0)
+
+    def best_for(self, room_bytes: Mapping[DeviceId, int]) -> Footprint:
+        """The best way that fits; the least one if none does."""
+        return next((way for way in self.larger if way.fits(room_bytes)), self)
+
+    def fits(self, room_bytes: Mapping[DeviceId, int]) -> bool:
+        """Whether there is room for it on every device it goes to."""
+        return all(size <= room_bytes.get(device, -1) for device, size in self.need_bytes.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,15 @@ class BinarySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Ladder:
+    """A flag that steps down, the largest step first; bytes of each step, which count on the model's first GPU."""
+
+    flag: str
+    steps: tuple[str, ...]
+    size_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """How one model's process is started and stopped; seconds, absolute paths.
 
@@ -118,6 +139,7 @@ class LaunchSpec:
     set. ``gpus``: ``None`` = all, else device ids, PCI bus ids or indices as
     configured, in that order; empty hides every GPU. ``scrub_env`` names
     variables the child must not inherit (those the configuration reads).
+    ``auto_ctx``, ``auto_n_cpu_moe`` and ``ladder`` are decided at the start, by what is free then.
     """
 
     id: ModelId
@@ -138,6 +160,40 @@ class LaunchSpec:
     kill_timeout_s: float = 10.0
     vram: int | Mapping[str, int] | Literal["auto"] = "auto"
     ram: int | Literal["auto"] = "auto"
+    auto_ctx: bool = False
+    auto_n_cpu_moe: bool = False
+    ladder: Ladder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What configuration and GGUF header tell of a model without loading it; empty, 0 or False: no, or not known.
+
+    ``header``: the header's single values by their full keys. ``tools`` and
+    ``reasoning`` are read off the chat template, which may be too long to keep.
+    """
+
+    path: str = ""
+    command: tuple[str, ...] = ()
+    name: str = ""
+    architecture: str = ""
+    quantization: str = ""
+    size_bytes: int = 0
+    modified_at_s: float = 0.0
+    parameters: int = 0
+    trained_ctx_tokens: int = 0
+    vocabulary: int = 0
+    width: int = 0
+    has_chat_template: bool = False
+    chat_template: str = ""
+    tools: bool = False
+    reasoning: bool = False
+    vision: bool = False
+    audio: bool = False
+    embeddings: bool = False
+    slots: int = 0
+    adapters: tuple[str, ...] = ()
+    header: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +208,6 @@ class RouteSpec:
     description: str = ""
     unlisted: bool = False
     ctx_tokens: int = 0
+    aliases: tuple[str, ...] = ()
+    idle_timeout_s: float = 0.0
+    facts: ModelFacts = field(default_factory=ModelFacts)

@@ -19,7 +19,7 @@ from swapd import __version__
 from swapd.core.spec import ModelId
 from swapd.errors import BadRequest, SwapdError
 from swapd.proxy.asgi import RID
-from swapd.proxy.forward import Routes, route_of
+from swapd.proxy.names import Routes, route_of
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
 from swapd.supervisor.pool import Supervisor

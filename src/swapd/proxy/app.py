@@ -22,7 +22,6 @@ from swapd.proxy.routes import (
     Probes,
     Router,
     is_get,
-    without_websockets,
 )
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.upstream import Pool
@@ -34,7 +33,7 @@ def build_app(supervisor: Supervisor, routes: Mapping[ModelId, RouteSpec], setti
     pool = Pool()
     supervisor.add_retire_listener(pool.retire)
     metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, routes)
-    forwarder = Forwarder(Relay(supervisor, pool, settings, metrics.count), routes)
+    forwarder = Forwarder(Relay(supervisor, pool, settings, metrics.count), routes, listing)
     api = cast(Endpoint, build_api(supervisor, routes, settings))
 
     exact: dict[str, Methods] = {path: {"POST": forwarder.by_body} for path in MODEL_ROUTED}
@@ -51,7 +50,7 @@ def build_app(supervisor: Supervisor, routes: Mapping[ModelId, RouteSpec], setti
     prefixes: dict[str, Methods] = {prefix: {"POST": forwarder.by_body} for prefix in MODEL_ROUTED_PREFIXES}
     prefixes |= {
         "/v1/models/": is_get(listing.one),
-        "/upstream/": dict.fromkeys(ANY_METHOD, without_websockets(forwarder.by_path)),
+        "/upstream/": dict.fromkeys(ANY_METHOD, forwarder.by_path),
         "/api/": dict.fromkeys(ANY_METHOD, api),
     }
     return Guard(Router(exact, prefixes), settings)

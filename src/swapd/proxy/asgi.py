@@ -22,6 +22,8 @@ HANG_UP: Final = "swapd.hang_up"
 """Extension of our server: a function that takes a callback for the client's hang-up."""
 WRITE: Final = "swapd.write"
 """Extension of our server: writes a part of a body at once, if the client keeps up."""
+TAKE_OVER: Final = "swapd.take_over"
+"""Extension of our server, of a request to upgrade: gives the connection to another protocol."""
 ONE_WRITE: Final = "swapd.one_write"
 """Extension of our server: ``http.response.start`` may carry ``body`` and ``more_body``."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
@@ -13,6 +14,7 @@ from swapd.core.spec import ModelId, RouteSpec
 from swapd.errors import InstanceDied, NotLoaded, SwapdError
 from swapd.proxy.answer import Answer, Stage
 from swapd.proxy.asgi import Headers, Receive
+from swapd.proxy.bodies import Body, Spool
 from swapd.proxy.headers import request_head
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.sse import prefill_tps
@@ -34,7 +36,7 @@ class Request(NamedTuple):
     method: str
     target: bytes
     headers: Headers
-    body: bytes
+    body: Body
     stream: bool
     look_up: bool = False
 
@@ -134,6 +136,8 @@ class Exchange:
                 return self._leave(connection)
             if connection is not None:
                 self._ask(connection)
+                if isinstance(self._request.body, Spool):
+                    await self._upload(connection, self._request.body)
                 while self._phase in _RUNNING:
                     await self._sleep()
                 if self._phase is Phase.COMPLETE:
@@ -181,7 +185,21 @@ class Exchange:
         self._connection, self._phase = connection, Phase.ASKED
         if route.first_byte_timeout_s:
             self._byte_by = self._loop.time() + route.first_byte_timeout_s
-        connection.ask(self, head, request.body, head_only=request.method == "HEAD")
+        body = request.body
+        if isinstance(body, bytes):
+            connection.ask(self, head, body, head_only=request.method == "HEAD")
+        else:
+            connection.ask(self, head, b"", unsent=len(body))
+
+    async def _upload(self, connection: Connection, body: Spool) -> None:
+        """Send a large body as fast as the process takes it, or until it has said all it wants to say."""
+        async with aclosing(body.pieces()) as pieces:
+            async for piece in pieces:
+                while connection.full and self._phase in _RUNNING:
+                    await self._sleep()
+                if self._phase not in _RUNNING:
+                    return
+                connection.more(piece)
 
     def _leave(self, connection: Connection | None) -> bool:
         """Nobody is left to answer."""
@@ -219,6 +237,13 @@ class Exchange:
                 self._connection.pause()
             self._poke()
         return self.answer.direct if data else None
+
+    def on_upgrade(self, headers: Headers, rest: bytes) -> None:
+        """Nobody asked for one."""
+        self.on_broken(None)
+
+    def on_room(self) -> None:
+        self._poke()
 
     def on_broken(self, error: SwapdError | None) -> None:
         self._phase, self._broken_by = Phase.BROKEN, error

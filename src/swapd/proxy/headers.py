@@ -45,6 +45,7 @@ _NOT_DOWNSTREAM: Final = _HOP_BY_HOP | {
     b"access-control-max-age",
     b"access-control-allow-private-network",
 }
+_UPGRADE: Final[Headers] = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
 _STREAM_HEADERS: Final[Headers] = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _BODYLESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
@@ -65,6 +66,21 @@ def request_head(method: str, target: bytes, headers: Headers, body_bytes: int, 
         key,
         length,
     )
+
+
+def upgrade_head(target: bytes, headers: Headers, api_key: str) -> bytes:
+    """The head that asks the model's process for a websocket: the handshake is the client's own."""
+    head = request_head("GET", target, headers, 0, api_key)
+    handshake = [pair for pair in headers if pair[0].startswith(b"sec-websocket-")]
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in (*_UPGRADE, *handshake)])
+    return b"%b%b\r\n" % (head[:-2], lines)
+
+
+def switched_head(headers: Headers, rid: str) -> bytes:
+    """The head that tells the client that the process has taken its websocket."""
+    kept = [pair for pair in headers if pair[0].startswith(b"sec-websocket-")]
+    lines = [b"%b: %b\r\n" % pair for pair in (*_UPGRADE, *kept, (b"x-request-id", rid.encode()))]
+    return b"HTTP/1.1 101 Switching Protocols\r\n%b\r\n" % b"".join(lines)
 
 
 def response_headers(headers: Headers) -> tuple[Headers, bool]:

@@ -1,9 +1,10 @@
-"""uvicorn's HTTP protocol with three things that a relay needs on its hot path.
+"""uvicorn's HTTP protocol with three things that a relay needs on its hot path, and one for websockets.
 
 * A part of a body is written by a plain call: a coroutine for each token costs more.
 * A hang-up calls back, so that watching for it needs neither a task nor a ``receive``.
 * A head and the bytes that come with it are one ``write``: each write is a
   system call, and a wake-up of the client.
+* A request to upgrade may take the connection over.
 
 They are ASGI extensions: ``scope["extensions"]`` has them, and an app that finds
 none goes by the book. It leans on uvicorn's ``HttpToolsProtocol`` (pinned in
@@ -19,9 +20,10 @@ from email.utils import formatdate
 from typing import Any, Final
 from urllib.parse import unquote
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from swapd.proxy.asgi import HANG_UP, ONE_WRITE, WRITE
+from swapd.proxy.asgi import HANG_UP, ONE_WRITE, TAKE_OVER, WRITE
 
 _JOINED_BYTES: Final = 65536
 """Larger bodies are not copied behind their head."""
@@ -138,8 +140,42 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle is not None and cycle.on_hang_up is not None and not cycle.response_complete:
             cycle.on_hang_up()
 
+    def take_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        """The connection is HTTP no longer: what comes from here on is ``protocol``'s, and the answer is given."""
+        cycle: Any = self.cycle
+        cycle.response_started = cycle.response_complete = True
+        cycle.scope["extensions"] = {}
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        self.transport.set_protocol(protocol)
+        return self.transport
+
+    def data_received(self, data: bytes) -> None:
+        """As uvicorn's; a request to upgrade that is no websocket keeps its body."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_body(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _read_body(self, data: bytes) -> None:
+        """The parser takes what follows such a head (Java's client always offers ``h2c``) for no HTTP."""
+        framing = [pair for pair in self.headers if pair[0] in (b"content-length", b"transfer-encoding")]
+        if not framing:
+            return
+        self.cycle.more_body = True
+        self.cycle.message_event.clear()
+        body = _BodyOnly(self)
+        self.parser = httptools.HttpRequestParser(body)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % pair for pair in framing]))
+        body.skips_head = False
+        if data:
+            self.data_received(data)
+
     def on_headers_complete(self) -> None:
-        """As uvicorn's, with our ``Cycle`` and without what ``serve`` never uses (limits, websockets)."""
+        """As uvicorn's, with our ``Cycle`` and without what ``serve`` never uses (limits, its websockets)."""
         scope: Any = self.scope
         http_version = self.parser.get_http_version()
         scope["http_version"] = http_version
@@ -165,8 +201,36 @@ class HttpProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         scope["extensions"] = {HANG_UP: cycle.watch, WRITE: cycle.write, ONE_WRITE: {}}
+        if self.parser.should_upgrade():
+            scope["extensions"][TAKE_OVER] = self.take_over
         if running is None or running.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:  # pipelined
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
+
+
+class _BodyOnly:
+    """What a parser calls: all of it goes to the protocol, but the head that was heard before."""
+
+    def __init__(self, protocol: HttpProtocol) -> None:
+        self.skips_head = True
+        self._protocol = protocol
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self.skips_head:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self.skips_head:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.skips_head:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self.skips_head:
+            self._protocol.on_headers_complete()

@@ -1,4 +1,4 @@
-"""``GET /v1/models``: every model, loaded or not, without asking any of them."""
+"""``GET /v1/models`` and what a stopped model tells of itself: configuration and header, never the model itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import time
 from typing import Any, Final
 
-from swapd.core.spec import RouteSpec
+from swapd import __version__
+from swapd.core.spec import ModelFacts, RouteSpec
 from swapd.errors import UnknownModel
 from swapd.proxy.asgi import RID, Receive, Scope, Send, respond
-from swapd.proxy.forward import Routes, route_of, split_id
+from swapd.proxy.names import Routes, route_of, split_id
 from swapd.proxy.statuses import Shape, error_body
 from swapd.supervisor.pool import Supervisor
 
@@ -38,17 +39,83 @@ class Listing:
         else:
             await respond(send, 200, json.dumps(self._entry(route)).encode())
 
+    def look_up(self, path: str, route: RouteSpec) -> bytes | None:
+        """The answer of a model that does not run; None if only a running one knows."""
+        if path in ("/models", "/v1/models"):
+            return json.dumps({"object": "list", "data": [self._entry(route)]}).encode()
+        if path == "/props" and (route.ctx_tokens or route.facts.architecture):
+            return json.dumps(_props(route)).encode()
+        if path == "/lora-adapters" and route.facts.path:
+            adapters = enumerate(route.facts.adapters)
+            return json.dumps([{"id": number, "path": file, "scale": 1.0} for number, file in adapters]).encode()
+        return None
+
     def _entry(self, route: RouteSpec) -> dict[str, Any]:
+        facts, state = route.facts, self._supervisor.state_of(route.id)
+        status: dict[str, Any] = {"value": _WORDS.get(state, "unloaded")}
+        if state == "failed":
+            status["failed"] = True
         entry: dict[str, Any] = {
             "id": route.id,
             "object": "model",
             "created": self._created,
             "owned_by": "swapd",
             "display_name": route.id,
-            "status": {"value": _WORDS.get(self._supervisor.state_of(route.id), "unloaded")},
+            "aliases": list(route.aliases),
+            "status": status,
         }
-        if route.ctx_tokens:
-            entry |= {"context_length": route.ctx_tokens, "meta": {"n_ctx": route.ctx_tokens}}
+        ctx_tokens = self._supervisor.n_ctx(route.id) or route.ctx_tokens
+        if ctx_tokens:
+            entry |= {"context_length": ctx_tokens, "max_model_len": ctx_tokens}
+        if meta := _meta(facts, ctx_tokens):
+            entry["meta"] = meta
+        if facts.architecture:
+            entry |= {
+                "capabilities": capabilities(facts),
+                "modalities": {"vision": facts.vision, "audio": facts.audio},
+                "architecture": {"input_modalities": input_modalities(facts), "output_modalities": ["text"]},
+            }
         if route.description:
             entry["description"] = route.description
         return entry
+
+
+def capabilities(facts: ModelFacts) -> list[str]:
+    """What a model can do, in Ollama's words."""
+    if facts.embeddings:
+        return ["embedding"]
+    words = {"vision": facts.vision, "audio": facts.audio, "tools": facts.tools, "thinking": facts.reasoning}
+    return ["completion", *(word for word, can in words.items() if can)]
+
+
+def input_modalities(facts: ModelFacts) -> list[str]:
+    """What a model takes in, in llama.cpp's words."""
+    return ["text", *(["image"] if facts.vision else []), *(["audio"] if facts.audio else [])]
+
+
+def _meta(facts: ModelFacts, ctx_tokens: int) -> dict[str, int]:
+    """As llama-server's, as far as it is known."""
+    told = {
+        "n_ctx": ctx_tokens,
+        "n_ctx_train": facts.trained_ctx_tokens,
+        "n_vocab": facts.vocabulary,
+        "n_embd": facts.width,
+        "n_params": facts.parameters,
+        "size": facts.size_bytes,
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _props(route: RouteSpec) -> dict[str, Any]:
+    """As llama-server's, as far as it is known; it sleeps, as llama-server says of a model that a request wakes."""
+    facts = route.facts
+    return {
+        "default_generation_settings": {"n_ctx": route.ctx_tokens, "params": {}},
+        "total_slots": facts.slots,
+        "model_alias": route.id,
+        "model_path": facts.path,
+        "modalities": {"vision": facts.vision, "audio": facts.audio},
+        "chat_template": facts.chat_template,
+        "build_info": f"swapd {__version__}",
+        "is_sleeping": True,
+    }

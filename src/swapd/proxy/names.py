@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qs
+from collections.abc import Iterator, Mapping
+from mmap import mmap
+from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import parse_qs, quote_plus, unquote
 
-from swapd.errors import BadRequest
+from swapd.core.spec import ModelId, RouteSpec
+from swapd.errors import BadRequest, UnknownModel
+
+Routes: TypeAlias = Mapping[ModelId, RouteSpec]
+Text: TypeAlias = bytes | mmap
+Field: TypeAlias = tuple[str, Any, int, int]
+"""Name, value, and the place of the value's text."""
 
 PARSED_WHOLE_BYTES: Final = 1 << 20
 """Up to here a body is parsed as a whole (0.2 ms for 80 KB); beyond, a photo costs 120 ms and is scanned instead."""
@@ -17,6 +24,8 @@ _DECODE = json.JSONDecoder().decode
 _STRUCTURE = re.compile(rb'["{}\[\]]')
 _SCALAR = re.compile(rb"\s*:\s*(true|false|null|-?[0-9][0-9.eE+-]*)")
 _COLON = re.compile(rb"\s*:\s*")
+_BRACE = re.compile(rb"\s*\{\s*(\}?)")
+_IN_FORM = re.compile(rb"(?:^|&)model=([^&]*)")
 _BOUNDARY = re.compile(rb'boundary="?([^";,]+)"?', re.IGNORECASE)
 _PART_NAME = re.compile(rb'\bname="([^"]*)"', re.IGNORECASE)
 
@@ -31,34 +40,75 @@ class Asked(NamedTuple):
 NOTHING: Final = Asked("", stream=False)
 
 
-def model_of(body: bytes, content_type: bytes = b"") -> Asked:
+def model_of(body: Text, content_type: bytes = b"") -> Asked:
     """The top-level ``model`` and ``stream`` of a JSON body or form.
 
     Raises:
         BadRequest: if the body is no JSON.
     """
     if content_type.startswith(b"multipart/"):
-        return _asked(_multipart(body, content_type))
-    is_form = content_type.startswith(b"application/x-www-form-urlencoded")
-    if is_form and not body.lstrip().startswith(b"{"):  # "curl -d '{…}'" calls JSON a form
-        return _asked({name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()})
+        return _asked({name: value for name, value, _, _ in _multipart(body, content_type)})
+    if _is_form(body, content_type):
+        fields = parse_qs(bytes(body).decode("utf-8", "replace"))
+        return _asked({name: values[-1] for name, values in fields.items()})
+    if len(body) > PARSED_WHOLE_BYTES or not isinstance(body, bytes):
+        return _asked({name: value for name, value, _, _ in _top_level(body)})
     if not body or body.isspace():
         return NOTHING
-    if len(body) > PARSED_WHOLE_BYTES:
-        return _asked(dict(_top_level(body)))
     try:
         return _asked(_DECODE(body.decode()))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON that can be read: {error}") from error
 
 
-def with_model(body: bytes, model: str) -> bytes:
-    """The body with another top-level ``model``; unchanged if it is no JSON object."""
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return body
-    return json.dumps({**parsed, "model": model}).encode() if isinstance(parsed, dict) else body
+def model_place(body: Text, content_type: bytes, model: str) -> tuple[int, int, bytes]:
+    """Where a body names its model, and what has to stand there for another: all else stays byte for byte.
+
+    An empty place at the start of a JSON object that names none; one at the very start where there is no such place.
+    """
+    if content_type.startswith(b"multipart/"):
+        places = [(start, end) for name, _, start, end in _multipart(body, content_type) if name == "model"]
+        return (*places[-1], model.encode()) if places else (0, 0, b"")
+    if _is_form(body, content_type):
+        found = list(_IN_FORM.finditer(body))
+        return (*found[-1].span(1), quote_plus(model).encode()) if found else (0, 0, b"")
+    text = json.dumps(model).encode()
+    places = [(start, end) for name, _, start, end in _top_level(body) if name == "model"]
+    if places:
+        return (*places[-1], text)
+    if brace := _BRACE.match(body):
+        at = brace.start(1)
+        return at, at, b'"model": %b%b' % (text, b"" if brace[1] else b", ")
+    return 0, 0, b""
+
+
+def _is_form(body: Text, content_type: bytes) -> bool:
+    """Whether it is a form; ``curl -d '{…}'`` calls JSON one."""
+    return content_type.startswith(b"application/x-www-form-urlencoded") and not _BRACE.match(body)
+
+
+def route_of(routes: Routes, model: str) -> RouteSpec:
+    """The model of that name.
+
+    Raises:
+        UnknownModel: with the valid ids.
+    """
+    route = routes.get(model)
+    if route is None:
+        valid = ", ".join(sorted(known.id for known in routes.values() if not known.unlisted)) or "none is configured"
+        what = f"there is no model {model[:200]!r}" if model else "the request names no model"
+        raise UnknownModel(f"{what}; valid ids: {valid}")
+    return route
+
+
+def split_id(routes: Routes, raw: bytes) -> tuple[ModelId, bytes]:
+    """The longest known id at the front of a raw path (slashes in it raw or encoded), and the path behind it."""
+    parts = raw.split(b"/")
+    for count in range(len(parts), 0, -1):
+        model = unquote(b"/".join(parts[:count]).decode("latin-1"))
+        if model in routes:
+            return model, b"/" + b"/".join(parts[count:])
+    return unquote(parts[0].decode("latin-1")), b"/" + b"/".join(parts[1:])
 
 
 def _asked(fields: Any) -> Asked:
@@ -68,7 +118,7 @@ def _asked(fields: Any) -> Asked:
     return Asked(model if isinstance(model, str) else "", stream is True or stream == "true")
 
 
-def _top_level(body: bytes) -> Iterator[tuple[str, Any]]:
+def _top_level(body: Text) -> Iterator[Field]:
     """Names and scalar values of the outermost object, jumping over strings with ``find``."""
     depth, position = 0, 0
     while found := _STRUCTURE.search(body, position):
@@ -76,27 +126,27 @@ def _top_level(body: bytes) -> Iterator[tuple[str, Any]]:
         if sign == b'"':
             start, position = position - 1, _end_of_string(body, position)
             if depth == 1 and position - start < 64 and (pair := _pair(body, start, position)):
-                position = max(position, pair[2])
-                yield pair[0], pair[1]
+                position = max(position, pair[3])
+                yield pair
         else:
             depth += 1 if sign in b"{[" else -1
 
 
-def _pair(body: bytes, start: int, end: int) -> tuple[str, Any, int] | None:
+def _pair(body: Text, start: int, end: int) -> Field | None:
     name = _loads(body[start:end])
     if not isinstance(name, str):
         return None
     if scalar := _SCALAR.match(body, end):
-        return name, _loads(scalar[1]), scalar.end()
+        return name, _loads(scalar[1]), *scalar.span(1)
     colon = _COLON.match(body, end)
     if colon is None or body[colon.end() : colon.end() + 1] != b'"':
         return None
     close = _end_of_string(body, colon.end() + 1)
     value = _loads(body[colon.end() : close]) if close - colon.end() < 4096 else None
-    return name, value, close
+    return name, value, colon.end(), close
 
 
-def _end_of_string(body: bytes, position: int) -> int:
+def _end_of_string(body: Text, position: int) -> int:
     """Just behind the closing quote of the string whose text begins at ``position``."""
     while (quote := body.find(b'"', position)) >= 0:
         text = quote
@@ -115,12 +165,11 @@ def _loads(text: bytes) -> Any:
         return None
 
 
-def _multipart(body: bytes, content_type: bytes) -> dict[str, str]:
+def _multipart(body: Text, content_type: bytes) -> Iterator[Field]:
     """The small text fields of a multipart form."""
     boundary = _BOUNDARY.search(content_type)
-    fields: dict[str, str] = {}
     if boundary is None:
-        return fields
+        return
     delimiter = b"--" + boundary[1].strip()
     position = body.find(delimiter)
     while position >= 0:
@@ -129,5 +178,5 @@ def _multipart(body: bytes, content_type: bytes) -> dict[str, str]:
         blank = body.find(b"\r\n\r\n", head, position if position >= 0 else len(body))
         name = _PART_NAME.search(body[head:blank]) if blank >= 0 else None
         if name is not None and 0 <= position - blank < 4096:
-            fields[name[1].decode("utf-8", "replace")] = body[blank + 4 : position - 2].decode("utf-8", "replace")
-    return fields
+            start, end = blank + 4, position - 2
+            yield name[1].decode("utf-8", "replace"), body[start:end].decode("utf-8", "replace"), start, end

@@ -92,19 +92,6 @@ class Probes:
         await respond(send, 503, error_body(error, Shape.OPENAI, scope[RID]), error_headers(error))
 
 
-def without_websockets(endpoint: Endpoint) -> Endpoint:
-    """501 for an upgrade, which would otherwise reach the model as a GET."""
-
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        upgrades = [value for name, value in scope["headers"] if name == b"upgrade"]
-        if any(value.lower() == b"websocket" for value in upgrades):
-            await _problem(scope, send, 501, "not_implemented", "websockets are not relayed yet")
-        else:
-            await endpoint(scope, receive, send)
-
-    return checked
-
-
 def is_get(endpoint: Endpoint) -> Methods:
     """A row that answers GET and HEAD."""
     return {"GET": endpoint, "HEAD": endpoint}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +12,7 @@ class ProxySettings:
 
     ``bound_to_loopback``: the ``Host`` rule holds. ``config_error``: what is wrong
     with a file that was refused at reload. ``heartbeat_s`` 0: no keep-alives.
+    ``spool_dir``: where large bodies wait, made when needed; empty: the system's own place.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -23,3 +25,5 @@ class ProxySettings:
     bound_to_loopback: bool = True
     config_path: str = ""
     config_error: str | None = None
+    loading_status: Literal["off", "comment", "reasoning"] = "off"
+    spool_dir: str = ""

@@ -41,6 +41,12 @@ class Receiver(Protocol):
     def on_data(self, data: bytes, *, last: bool) -> Direct | None:
         """What came in together, which may be nothing; returns the shortest way for what comes next, if it has one."""
 
+    def on_upgrade(self, headers: Headers, rest: bytes) -> None:
+        """The process took an upgrade (101): the connection is the receiver's, who ends it; ``rest`` came already."""
+
+    def on_room(self) -> None:
+        """The process takes more of a body again."""
+
     def on_broken(self, error: SwapdError | None) -> None:
         """The connection ended before the answer did; ``error``: why it was closed, if swapd closed it."""
 
@@ -54,6 +60,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, pool: Pool, key: Key) -> None:
         self.used = 0
+        self.full = False
+        """The process does not keep up with a body: wait for ``on_room``."""
+        self.unsent = 0
+        """Bytes of a body that ``more`` has still to bring."""
         self.idle_since = 0.0
         self.key = key
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
@@ -68,8 +78,12 @@ class Connection(asyncio.Protocol):
         self._head_only = self._headed = self._complete = self._keep = False
         self._parser: Any = httptools.HttpResponseParser(self)
 
-    def ask(self, receiver: Receiver, head: bytes, body: bytes, *, head_only: bool = False) -> None:
-        """Write a request; its answer goes to ``receiver``. ``head_only``: the answer to HEAD has no body."""
+    def ask(self, receiver: Receiver, head: bytes, body: bytes, *, head_only: bool = False, unsent: int = 0) -> None:
+        """Write a request; its answer goes to ``receiver``.
+
+        ``head_only``: the answer to HEAD has no body. ``unsent``: so much of the body follows by ``more``.
+        """
+        self.unsent = unsent
         self._receiver = receiver
         self._direct = None
         self._head_only = head_only
@@ -80,6 +94,19 @@ class Connection(asyncio.Protocol):
             self._transport.writelines([head, body])
         else:
             self._transport.write(head + body)
+
+    def more(self, data: bytes) -> None:
+        """The next piece of a body."""
+        self.unsent -= len(data)
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def become(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        """From here on another protocol has the bytes, and tells ``Pool.forget`` of the end."""
+        assert self._transport is not None
+        self.tail.append(b"")
+        self._transport.set_protocol(protocol)
+        return self._transport
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the process."""
@@ -117,7 +144,10 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except httptools.HttpParserUpgrade as upgrade:
+            receiver.on_upgrade(self._headers, data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
             self.retire(None)
             return
         chunks = self._chunks
@@ -137,6 +167,14 @@ class Connection(asyncio.Protocol):
             self._finish(receiver, body)
         elif self._headed:
             self._direct = receiver.on_data(body, last=False)
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
+        if self._receiver is not None:
+            self._receiver.on_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
@@ -169,7 +207,7 @@ class Connection(asyncio.Protocol):
     def _finish(self, receiver: Receiver, data: bytes) -> None:
         self._receiver = None
         self._headed = self._complete = False
-        if self._keep:
+        if self._keep and not self.unsent:
             self._pool.release(self)
         else:
             self.abort()

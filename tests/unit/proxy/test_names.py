@@ -7,7 +7,7 @@ import pytest
 
 from swapd.errors import BadRequest
 from swapd.proxy import names
-from swapd.proxy.names import Asked, model_of, with_model
+from swapd.proxy.names import Asked, model_of, model_place
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,24 @@ def test_fields_of_an_urlencoded_form() -> None:
     assert model_of(b"model=a%2Fb&stream=true", b"application/x-www-form-urlencoded") == Asked("a/b", True)
 
 
-def test_other_name_upstream() -> None:
-    assert json.loads(with_model(b'{"model": "a", "x": 1}', "b")) == {"model": "b", "x": 1}
-    assert with_model(b"not json", "b") == b"not json"
-    assert with_model(b"[]", "b") == b"[]"
+@pytest.mark.parametrize(
+    ("body", "kind", "renamed"),
+    [
+        (b'{"x": 1.50, "model":"a" ,"y": {"model": "z"}}', b"", b'{"x": 1.50, "model":"b\\"c" ,"y": {"model": "z"}}'),
+        (b'{"model": null}', b"application/json", b'{"model": "b\\"c"}'),
+        (b' { "x": 1}', b"", b' { "model": "b\\"c", "x": 1}'),
+        (b"{}", b"", b'{"model": "b\\"c"}'),
+        (b"not json", b"", b"not json"),
+        (b"[]", b"", b"[]"),
+        (b"x=1&model=a&y=2", b"application/x-www-form-urlencoded", b"x=1&model=b%22c&y=2"),
+        (b"x=1", b"application/x-www-form-urlencoded", b"x=1"),
+        (
+            b'--xx\r\nContent-Disposition: form-data; name="model"\r\n\r\na\r\n--xx--\r\n',
+            b"multipart/form-data; boundary=xx",
+            b'--xx\r\nContent-Disposition: form-data; name="model"\r\n\r\nb"c\r\n--xx--\r\n',
+        ),
+    ],
+)
+def test_another_name_upstream_changes_no_other_byte(body: bytes, kind: bytes, renamed: bytes) -> None:
+    start, end, text = model_place(body, kind, 'b"c')
+    assert body[:start] + text + body[end:] == renamed
