@@ -23,6 +23,7 @@ from swapd.devices.host import physical_cores
 from swapd.devices.monitor import Monitor
 from swapd.errors import ConfigError
 from swapd.gguf.facts import read_facts
+from swapd.launch import pid1
 from swapd.launch.limits import raise_nofile
 from swapd.llama import demo
 from swapd.llama.flags import flags_for, flags_of, llama_server_args
@@ -131,6 +132,7 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         info=info,
         clock=MonotonicClock(),
     )
+    reaper = pid1.Reaper() if pid1.is_init() else None
     try:
         sockets = given or bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
@@ -141,6 +143,8 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
                 await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
                 telling.cancel()
     finally:
+        if reaper is not None:
+            reaper.close()
         launcher.close()
         store.close()
 

@@ -27,7 +27,10 @@ def command(config: str | None, listen: str | None, demo: bool, devices: str | N
     gc.disable()  # start-up makes no garbage worth looking for; `calm_collector` turns it on again
 
     from swapd import wiring
+    from swapd.launch import pid1
 
+    if pid1.is_init():
+        pid1.heed_sigterm()
     resolved = wiring.configure(config, listen=listen, devices=devices, demo_models=demo)
     _set_up_logging(resolved.server.log_format, resolved.server.log_level)
     for warning in resolved.warnings:

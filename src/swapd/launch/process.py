@@ -12,12 +12,14 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 StreamName: TypeAlias = Literal["stdout", "stderr"]
 OutputSink: TypeAlias = Callable[[StreamName, bytes], None]
 
 READ_BYTES = 64 << 10
+OWN_PIDS: Final[set[int]] = set()
+"""Children that a ``Process`` will reap: nobody else may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Process:
 
     def __init__(self, pid: int, pidfd: int, stdin: int, stdout: int, stderr: int) -> None:
         self.pid = pid
+        OWN_PIDS.add(pid)
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[ExitStatus] = self._loop.create_future()
         self._pidfd, self._stdin = pidfd, stdin
@@ -125,6 +128,7 @@ class Process:
             os.killpg(self.pid, signal.SIGKILL)
         self._drain()
         status = _reap(self._pidfd)
+        OWN_PIDS.discard(self.pid)
         os.close(self._pidfd)
         os.close(self._stdin)
         self._stdin = -1

@@ -37,6 +37,11 @@ def session_members(session: int) -> list[int]:
     ]
 
 
+def zombie_children(parent: int) -> list[int]:
+    """Dead children of a process that were not waited for."""
+    return [pid for pid in _all_pids() if (fields := _stat(pid)) and fields[0] == "Z" and int(fields[1]) == parent]
+
+
 def pid_namespace() -> str:
     """Names the space in which pids of this process mean something."""
     try:
