@@ -55,7 +55,9 @@ class ReadyLauncher:
     async def prepare(self, model: ModelId) -> Shim:
         return Shim()
 
-    async def start(self, model: ModelId, generation: int, prepared: object = None) -> ReadyInstance:
+    async def start(
+        self, model: ModelId, generation: int, prepared: object = None, args: tuple[str, ...] = ()
+    ) -> ReadyInstance:
         return ReadyInstance(self._upstream)
 
     def log(self, model: ModelId) -> bytes:
@@ -71,8 +73,11 @@ class ReadyLauncher:
         gpu = DeviceSample("GPU-0", 24 * GIB, 23 * GIB, 0, "benchmark")
         return MachineSample((gpu,), DeviceSample(RAM, 64 * GIB, 60 * GIB)), {}
 
-    def record(self, *args: object) -> None:
-        return None
+    def record(self, *args: object) -> bool:
+        return False
+
+    def prediction_errors(self, model: ModelId) -> Mapping[DeviceId, int]:
+        return {}
 
     def footprint(self, model: ModelId, sample: MachineSample) -> Footprint:
         return Footprint({"GPU-0": 4 * GIB, RAM: GIB})

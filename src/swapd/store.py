@@ -1,16 +1,20 @@
-"""What was measured, in SQLite: footprints and load times, by what decides them."""
+"""What was measured, in SQLite: footprints and load times, overheads of GPUs, the engines' own projections."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 LOADS_KEPT: Final = 5
 """The largest of the last so many loads counts."""
+OVERHEADS_KEPT: Final = 9
+"""The median of the last so many counts: single ones may hold what another program took meanwhile."""
+VERSION: Final = 2
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS loads (
@@ -21,20 +25,37 @@ CREATE TABLE IF NOT EXISTS loads (
     peak TEXT NOT NULL,
     load_s REAL NOT NULL,
     worked INTEGER NOT NULL,
+    predicted TEXT NOT NULL,
     UNIQUE (key, run)
 );
 CREATE INDEX IF NOT EXISTS loads_by_key ON loads (key, id);
+CREATE TABLE IF NOT EXISTS overheads (
+    id INTEGER PRIMARY KEY,
+    binary TEXT NOT NULL,
+    device TEXT NOT NULL,
+    run TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    UNIQUE (binary, device, run)
+);
+CREATE TABLE IF NOT EXISTS projections (
+    key TEXT PRIMARY KEY,
+    bytes TEXT NOT NULL
+);
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One measured load: bytes by device id when idle and at the most, seconds, and whether a long request ran."""
+    """One load: bytes by device at idle and at the peak seen, and what was predicted for idle (empty: nothing).
+
+    ``worked``: requests ran, so the peak is one.
+    """
 
     idle_bytes: Mapping[str, int]
     peak_bytes: Mapping[str, int]
     load_s: float
     worked: bool
+    predicted_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Store:
@@ -47,7 +68,15 @@ class Store:
         if path is not None:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
+        self._upgrade()
         self._db.executescript(_SCHEMA)
+
+    def _upgrade(self) -> None:
+        """Measurements of an older layout are dropped: they come again with the next loads."""
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version < VERSION:
+            self._db.execute("DROP TABLE IF EXISTS loads")
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     def close(self) -> None:
         """Close the file."""
@@ -62,18 +91,50 @@ class Store:
             json.dumps(dict(load.peak_bytes)),
             load.load_s,
             load.worked,
+            json.dumps(dict(load.predicted_bytes)),
         )
         self._db.execute(
-            "INSERT INTO loads (key, run, idle, peak, load_s, worked) VALUES (?, ?, ?, ?, ?, ?) "
+            "INSERT INTO loads (key, run, idle, peak, load_s, worked, predicted) VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (key, run) DO UPDATE SET idle = excluded.idle, peak = excluded.peak, worked = excluded.worked",
             values,
         )
-        keep = "SELECT id FROM loads WHERE key = ? ORDER BY id DESC LIMIT ?"
-        self._db.execute(f"DELETE FROM loads WHERE key = ? AND id NOT IN ({keep})", (key, key, LOADS_KEPT))
+        self._forget("loads", "key = ?", (key,), LOADS_KEPT)
 
     def loads(self, key: str) -> list[Load]:
         """The last loads of a key, newest first."""
         rows = self._db.execute(
-            "SELECT idle, peak, load_s, worked FROM loads WHERE key = ? ORDER BY id DESC", (key,)
+            "SELECT idle, peak, load_s, worked, predicted FROM loads WHERE key = ? ORDER BY id DESC", (key,)
         ).fetchall()
-        return [Load(json.loads(idle), json.loads(peak), load_s, bool(worked)) for idle, peak, load_s, worked in rows]
+        return [
+            Load(json.loads(idle), json.loads(peak), load_s, bool(worked), json.loads(predicted))
+            for idle, peak, load_s, worked, predicted in rows
+        ]
+
+    def record_overhead(self, binary: str, device: str, run: str, overhead_bytes: int) -> None:
+        """What one load showed of a binary's context and kernels on a GPU; only the first word on a load counts."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO overheads (binary, device, run, bytes) VALUES (?, ?, ?, ?)",
+            (binary, device, run, overhead_bytes),
+        )
+        self._forget("overheads", "binary = ? AND device = ?", (binary, device), OVERHEADS_KEPT)
+
+    def overhead(self, binary: str, device: str) -> int | None:
+        """The median of what the last loads showed; ``None`` if there was none."""
+        rows = self._db.execute("SELECT bytes FROM overheads WHERE binary = ? AND device = ?", (binary, device))
+        values = [size for (size,) in rows]
+        return int(statistics.median(values)) if values else None
+
+    def record_projection(self, key: str, by_device: Mapping[str, int]) -> None:
+        """What the engine itself said it would allocate; empty = it could not say."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO projections (key, bytes) VALUES (?, ?)", (key, json.dumps(dict(by_device)))
+        )
+
+    def projection(self, key: str) -> dict[str, int] | None:
+        """Bytes by device, or ``None`` if the engine was never asked."""
+        row = self._db.execute("SELECT bytes FROM projections WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def _forget(self, table: str, where: str, values: tuple[str, ...], kept: int) -> None:
+        keep = f"SELECT id FROM {table} WHERE {where} ORDER BY id DESC LIMIT ?"
+        self._db.execute(f"DELETE FROM {table} WHERE {where} AND id NOT IN ({keep})", (*values, *values, kept))

@@ -119,7 +119,7 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         spool_dir=str(resolved.state_dir / "tmp"),
     )
     store = _open_store(resolved.state_dir)
-    info = Footprints(resolved.launches, store, run=secrets.token_hex(4))
+    info = Footprints(resolved.launches, store, run=secrets.token_hex(4), policy=resolved.catalog.policy)
     surroundings = Surroundings(resolved.state_dir, dict(os.environ), nofile_soft)
     launcher = LlamaLauncher(
         resolved.launches, surroundings, resolve_gpus=info.gpus_to_show, default_ctx=info.default_ctx
@@ -178,7 +178,7 @@ def _open_store(state_dir: Path) -> Store:
 def imagine(resolved: Resolved) -> Supervisor:
     """A supervisor that starts nothing, for ``explain`` without a running swapd: this machine with nothing loaded."""
     monitor, store = Monitor(resolved.device_source), Store(None)
-    info = Footprints(resolved.launches, store, run="explain")
+    info = Footprints(resolved.launches, store, run="explain", policy=resolved.catalog.policy)
     launcher = LlamaLauncher(
         resolved.launches,
         Surroundings(resolved.state_dir, {}),

@@ -109,7 +109,6 @@ VALUES: dict[str, str] = {
     "models.ID.keep_context": "true",
     "models.ID.params": "{ strip = ['top_k'] }",
     "models.ID.variants": "{ v = {} }",
-    "models.ID.ladder": "{ flag = '--pool', steps = ['1GiB'] }",
 }
 
 

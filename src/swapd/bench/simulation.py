@@ -27,7 +27,10 @@ class Decider(Protocol):
 
 @dataclass(slots=True)
 class Engine:
-    """How a model's process behaves; seconds and bytes. ``outcomes``: of the next starts ("ok", else a cause)."""
+    """How a model's process behaves; seconds and bytes. ``outcomes``: of the next starts ("ok", else a cause).
+
+    ``idle_by_args``: what it takes when it is started with these arguments.
+    """
 
     load_s: float
     stop_s: float = 0.2
@@ -36,6 +39,7 @@ class Engine:
     growth_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
     outcomes: deque[str] = field(default_factory=deque)
     unkillable: bool = False
+    idle_by_args: Mapping[tuple[str, ...], Mapping[DeviceId, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class Process:
     model: ModelId
     generation: int
     held: dict[DeviceId, int]
+    idle: Mapping[DeviceId, int]
     ready: bool = False
     ending: bool = False
     running: set[str] = field(default_factory=set)
@@ -171,15 +176,15 @@ class Simulation:
 
     def _grow(self, process: Process) -> None:
         engine = self.engines[process.model]
-        for device, idle in engine.idle_bytes.items():
+        for device, idle in process.idle.items():
             process.held[device] = idle + engine.growth_bytes.get(device, 0)
 
     # ---- orders
 
     def _carry_out(self, command: cmd.Command) -> None:
         match command:
-            case cmd.StartInstance(model, generation, _):
-                self._start(model, generation)
+            case cmd.StartInstance(model, generation, _, args):
+                self._start(model, generation, args)
             case cmd.StopInstance(model, generation, _, _):
                 self._stop(model, generation)
             case cmd.GrantLease(rid, model, _):
@@ -214,11 +219,12 @@ class Simulation:
             process.running.add(rid)
         self.after(0, lambda: self.on_grant(rid, model))
 
-    def _start(self, model: ModelId, generation: int) -> None:
+    def _start(self, model: ModelId, generation: int, args: tuple[str, ...]) -> None:
         assert model not in self.processes, f"{model} started twice"
         engine = self.engines[model]
         self.starts.append((self.now, model))
-        process = self.processes[model] = Process(model, generation, dict(engine.idle_bytes))
+        idle = engine.idle_by_args.get(args, engine.idle_bytes)
+        process = self.processes[model] = Process(model, generation, dict(idle), idle)
         self.on_start(model)
         outcome = engine.outcomes.popleft() if engine.outcomes else "ok"
         if outcome == "ok":

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from swapd.config.choices import ladder_of
 from swapd.config.lines import KeyPath
 from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, Problems
@@ -203,6 +204,9 @@ class _Resolver:
             kill_timeout_s=self.file.scheduling.kill_timeout,
             vram=model.vram,
             ram=model.ram,
+            auto_ctx=model.ctx == "auto",
+            auto_n_cpu_moe=model.n_cpu_moe == "auto",
+            ladder=ladder_of(id_, model, self.problems),
         )
 
     def _must_be_there(self, path: str, at: KeyPath, what: str) -> None:
@@ -211,6 +215,8 @@ class _Resolver:
         folder, name = os.path.split(path)
         near = get_close_matches(name, os.listdir(folder), n=1) if os.path.isdir(folder) else []
         hint = f"did you mean {near[0]!r}?" if near else "" if os.path.isdir(folder) else f"there is no folder {folder}"
+        if os.path.islink(path):
+            hint = f"it links to {os.readlink(path)}, which is not there: mount the whole repository folder (N8)"
         self.problems.add(at, f"{path}: {what}", hint)
 
     def _says(self, id_: str, key: str) -> bool:
@@ -317,11 +323,8 @@ class _Resolver:
         self._warn_keys(self.file.server, ("server",), ("default_model", "loading_status", "capture"))
         self._warn_keys(self.file.headroom, ("headroom",), ("page_cache",))
         for id_, model in self.file.models.items():
-            later = ("keep_context", "ladder", "variants", "params", "aliases")
+            later = ("keep_context", "variants", "params", "aliases")
             self._warn_keys(model, ("models", id_), later)
-            for key in ("ctx", "n_cpu_moe"):
-                if getattr(model, key) == "auto":
-                    self._warn(("models", id_, key), '"auto" is not yet effective')
 
     def _warn_keys(self, section: BaseModel, at: KeyPath, keys: tuple[str, ...]) -> None:
         for key in keys:
@@ -350,6 +353,6 @@ def _route(id_: str, model: Model) -> RouteSpec:
         description=model.description,
         unlisted=model.unlisted,
         ctx_tokens=model.ctx if isinstance(model.ctx, int) else 0,
-    )
         aliases=tuple(model.aliases),
         idle_timeout_s=model.idle_timeout,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from swapd.core.spec import DeviceId, ModelId
@@ -19,11 +19,12 @@ class PrepareInstance:
 
 @dataclass(frozen=True, slots=True)
 class StartInstance:
-    """Start a model's process; its events carry ``generation``."""
+    """Start a model's process; its events carry ``generation``. ``args``: of the footprint that was chosen."""
 
     model: ModelId
     generation: int
     reason: str
+    args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,15 @@ class RefuseRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoreFootprint:
-    """Remember what a load was measured to take: bytes by device at idle and at the peak seen."""
+    """Remember what a load with these ``args`` was measured to take: bytes by device, at idle and at the peak seen."""
 
     model: ModelId
     generation: int
     idle_bytes: Mapping[DeviceId, int]
     peak_bytes: Mapping[DeviceId, int]
     load_s: float
-    worked: bool = field(default=False)
+    worked: bool = False
+    args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,4 +214,4 @@ class Holding:
             if idle:
                 predicted = 0 if self.worked else self.reserved.growth_bytes.get(device, 0)
                 need[device] = idle + max(self.peak[device] - idle, predicted)
-        return Footprint(need, self.reserved.growth_bytes)
+        return Footprint(need, self.reserved.growth_bytes, args=self.reserved.args)

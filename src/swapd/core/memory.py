@@ -80,7 +80,13 @@ class MemoryKeeper:
         holding.stored = news
         self._do.out.append(
             StoreFootprint(
-                record.spec.id, record.generation, dict(holding.idle), dict(holding.peak), record.load_s, record.worked
+                record.spec.id,
+                record.generation,
+                dict(holding.idle),
+                dict(holding.peak),
+                record.load_s,
+                record.worked,
+                holding.reserved.args,
             )
         )
 

@@ -23,7 +23,7 @@ from swapd.core.lifecycle import Step
 from swapd.core.line import Line, head
 from swapd.core.placement import World
 from swapd.core.records import Plan, Record, Waiter, WaiterKind
-from swapd.core.spec import Catalog, ModelId
+from swapd.core.spec import Catalog, Footprint, ModelId
 from swapd.core.survey import Survey
 from swapd.core.world import WorldBuilder
 from swapd.errors import ShuttingDown, SwapdError, Unloaded
@@ -247,9 +247,15 @@ class Moves:
                 self.grant(victim)
 
     def start(self, record: Record, reason: str) -> None:
-        """Start a process and reserve its footprint."""
+        """Start a process, the best way there is room for, and reserve its footprint."""
+        chosen = self.chosen_footprint(record)
         record.generation += 1
         record.started_at = self.now
-        self.ledger.began(record.spec.id, record.footprint)
-        self.step(record, Step.START, reason)
-        self.out.append(StartInstance(record.spec.id, record.generation, reason))
+        self.ledger.began(record.spec.id, chosen)
+        words = f"{reason}; {' '.join(chosen.args)}" if chosen.args else reason
+        self.step(record, Step.START, words)
+        self.out.append(StartInstance(record.spec.id, record.generation, words, chosen.args))
+
+    def chosen_footprint(self, record: Record) -> Footprint:
+        """What a start now would take: nothing is evicted for more than the least, but what is free is used."""
+        return record.footprint.best_for(self.world().room) if record.footprint.larger else record.footprint

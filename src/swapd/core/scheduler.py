@@ -272,7 +272,7 @@ class Scheduler:
         return due is not None and do.now < due and not (do.moving or do.stepped or do.plans or do.line.waiters)
 
     def _time_out(self) -> None:
-        now, limit = self._do.now, self._do.now - self._policy.queue_timeout_s
+        now, limit = self._do.now, self._do.now - self._policy.queue_timeout_s + ROUNDING_S
         while (waiter := self._do.line.oldest()) is not None and waiter.arrived_at <= limit:
             bound = format_duration(self._policy.queue_timeout_s)
             text = f"{waiter.record.spec.id!r} was not ready within {bound} (queue_timeout)"

@@ -96,7 +96,7 @@ def parse_flags(args: Sequence[str]) -> EngineFlags:
             except ValueError:
                 continue
         elif flag.name not in _KNOWN:
-            unknown.append(flag.written)
+            unknown.append(flag.written if flag.value is None else f"{flag.written} {flag.value}")
     return EngineFlags(**values, unknown=tuple(unknown))
 
 

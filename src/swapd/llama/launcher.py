@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swapd.core.endpoint import Upstream
@@ -69,11 +69,14 @@ class LlamaLauncher:
             raise
         return shim
 
-    async def start(self, model: ModelId, generation: int, prepared: object = None) -> LlamaInstance:
+    async def start(
+        self, model: ModelId, generation: int, prepared: object = None, args: tuple[str, ...] = ()
+    ) -> LlamaInstance:
         """See ``supervisor.ports.Launcher``; a ``prepared`` that is no live shim of ours is not used."""
         shim = prepared if isinstance(prepared, Shim) and prepared.process.status is None else None
         try:
             spec = self._spec(model)
+            spec = replace(spec, args=(*spec.args, *args)) if args else spec
             report = await self._report(spec)
             start, todo = self._plan(spec, report)
             instance = LlamaInstance(start, self._ring(model), self._beside(model, todo.env))

@@ -49,7 +49,7 @@ def check_files(resolved: Resolved) -> Report:
 
 def size_models(resolved: Resolved, sample: MachineSample, report: Report) -> None:
     """What each model would take on this machine; warnings of those that can never fit, and of laws broken."""
-    info = Footprints(resolved.launches, Store(None), run="check")
+    info = Footprints(resolved.launches, Store(None), run="check", policy=resolved.catalog.policy)
     for id_, spec in resolved.launches.items():
         if spec.gguf and not os.path.exists(spec.gguf) and spec.vram == "auto":
             continue

@@ -57,17 +57,17 @@ def fit(header: GgufHeader, flags: EngineFlags, gpus: Sequence[PlanGpu]) -> Fit 
         if chosen in tried or (best is not None and chosen[0] >= best.shed):
             break
         tried.add(chosen)
-        placed = _placed(flags, layers, *chosen)
-        found = prediction(header, placed, [g.gpu for g in gpus])
+        tried_flags = placed(flags, layers, *chosen)
+        found = prediction(header, tried_flags, [g.gpu for g in gpus])
         if all(n <= 0 for n in over_room(found, gpus)):
-            best = Fit(placed, chosen[0], found)
+            best = Fit(tried_flags, chosen[0], found)
         fixed = _fixed(found, layers, chosen)
     return best
 
 
 def _fixed(found: Prediction, layers: LayerBytes, chosen: tuple[int, tuple[int, ...]]) -> list[int]:
     """What each GPU takes besides its layers, by this prediction."""
-    sizes = _sizes(layers, chosen[0])
+    sizes = offloaded_sizes(layers, chosen[0])
     fixed, start = [], 0
     for device, count in zip(found.devices, chosen[1], strict=True):
         fixed.append(device.peak - sum(sizes[start : start + count]))
@@ -78,7 +78,10 @@ def _fixed(found: Prediction, layers: LayerBytes, chosen: tuple[int, tuple[int, 
 def may_be_whole(header: GgufHeader, flags: EngineFlags, gpus: Sequence[PlanGpu]) -> bool:
     """Whether weights and caches alone would fit these GPUs: a quick look before a prediction."""
     layers = layer_bytes(header, flags)
-    return bool(gpus) and _split(_sizes(layers, 0), [g.room_bytes - g.gpu.overhead_bytes for g in gpus])[0] >= 0
+    return (
+        bool(gpus)
+        and even_split(offloaded_sizes(layers, 0), [g.room_bytes - g.gpu.overhead_bytes for g in gpus])[0] >= 0
+    )
 
 
 def most_shed(layers: LayerBytes) -> int:
@@ -86,8 +89,8 @@ def most_shed(layers: LayerBytes) -> int:
     return layers.count if layers.is_moe else max(layers.count - 1, 0)
 
 
-def _sizes(layers: LayerBytes, shed: int) -> list[int]:
-    """Bytes of what is offloaded, slot by slot; the last slot is the output head."""
+def offloaded_sizes(layers: LayerBytes, shed: int) -> list[int]:
+    """Bytes of what is offloaded, slot by slot, with the first layers shed; the last slot is the output head."""
     if layers.is_moe:
         parts = zip(layers.dense, layers.experts, layers.cache, strict=True)
         return [d + c + (e if i >= shed else 0) for i, (d, e, c) in enumerate(parts)] + [layers.head]
@@ -99,14 +102,14 @@ def _fewest(layers: LayerBytes, rooms: Sequence[int]) -> tuple[int, tuple[int, .
     low, high = 0, most_shed(layers)
     while low < high:
         middle = (low + high) // 2
-        if _split(_sizes(layers, middle), rooms)[0] >= 0:
+        if even_split(offloaded_sizes(layers, middle), rooms)[0] >= 0:
             high = middle
         else:
             low = middle + 1
-    return low, _split(_sizes(layers, low), rooms)[1]
+    return low, even_split(offloaded_sizes(layers, low), rooms)[1]
 
 
-def _split(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+def even_split(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Contiguous shares with the largest smallest rest: that rest (negative = it does not fit), and the counts."""
     low, high = -sum(sizes) - 1, max(rooms)
     best = (low, _counts(sizes, rooms, low) or (len(sizes),))
@@ -134,7 +137,8 @@ def _counts(sizes: Sequence[int], rooms: Sequence[int], rest: int) -> tuple[int,
     return tuple(counts) if position == len(sizes) else None
 
 
-def _placed(flags: EngineFlags, layers: LayerBytes, shed: int, split: tuple[int, ...]) -> EngineFlags:
+def placed(flags: EngineFlags, layers: LayerBytes, shed: int, split: tuple[int, ...]) -> EngineFlags:
+    """The flags of this layout."""
     shares = tuple(float(n) for n in split) if len(split) > 1 else ()
     if layers.is_moe:
         return replace(flags, n_cpu_moe=shed, tensor_split=shares)

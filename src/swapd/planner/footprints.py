@@ -1,4 +1,4 @@
-"""What each model takes here: what the operator says, else what was measured, else an estimate that errs high."""
+"""What each model takes here: what the operator says, else what was measured, else a prediction that errs high."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from swapd.core.flags import EngineFlags
 from swapd.core.ledger import DeviceSample, MachineSample
-from swapd.core.spec import RAM, DeviceId, Footprint, LaunchSpec, ModelId
+from swapd.core.spec import RAM, DeviceId, Footprint, LaunchSpec, ModelId, Policy
 from swapd.errors import GgufError
 from swapd.gguf.header import read_header
 from swapd.gguf.types import GgufHeader
 from swapd.llama.flags import flags_for, llama_server_args
+from swapd.planner.calibration import Overheads
 from swapd.store import Load, Store
+
+if TYPE_CHECKING:
+    from swapd.gguf.memory import Prediction
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_CTX_TOKENS = 32_768
+DEFAULT_CTX_TOKENS: Final = 32_768
 """Context where neither ``ctx`` nor ``args`` say: the trained one, at most this."""
-_DISK_BYTES_PER_S = 1.5e9
-_START_S = 1.0
+_DISK_BYTES_PER_S: Final = 1.5e9
+_START_S: Final = 1.0
 
 
 class Footprints:
@@ -35,10 +40,16 @@ class Footprints:
     ``run`` names this swapd, so that each of its loads is one row of the store.
     """
 
-    def __init__(self, launches: Mapping[ModelId, LaunchSpec], store: Store, *, run: str) -> None:
+    def __init__(
+        self, launches: Mapping[ModelId, LaunchSpec], store: Store, *, run: str, policy: Policy | None = None
+    ) -> None:
         self._launches, self._store, self._run = launches, store, run
+        self._policy = policy or Policy()
         self._headers: dict[str, GgufHeader | None] = {}
         self._sample = MachineSample()
+        self._overheads = Overheads(store)
+        self._predictions: dict[object, Prediction] = {}
+        self._errors: dict[ModelId, dict[DeviceId, int]] = {}
 
     # ---- ModelInfo
 
@@ -47,18 +58,23 @@ class Footprints:
         self._sample = sample
         spec = self._launches[model]
         gpus = self._gpus(spec, sample)
-        predicted = self._predicted(spec, gpus)
-        known = predicted if self._flags(spec).fit else self._measured(spec, gpus, predicted)
-        return _configured(spec, gpus, known, self._flags(spec))
+        found = [self._known(spec, gpus, way) for way in self._ways(spec, gpus)]
+        return replace(found[-1], larger=tuple(found[:-1]))
 
     def estimated_load_s(self, model: ModelId) -> float:
         """Seconds of the last load with these flags, else what reading the file takes."""
         spec = self._launches[model]
-        loads = self._store.loads(self._key(spec, self._gpus(spec, self._sample)))
-        if loads:
-            return loads[0].load_s
+        gpus = self._gpus(spec, self._sample)
+        for way in self._ways(spec, gpus):
+            loads = self._store.loads(self._key(spec, gpus, way.args))
+            if loads:
+                return loads[0].load_s
         header = self._header(spec)
         return _START_S + (header.file_bytes / _DISK_BYTES_PER_S if header else 0.0)
+
+    def prediction_errors(self, model: ModelId) -> Mapping[DeviceId, int]:
+        """See ``supervisor.ports.ModelInfo``."""
+        return self._errors.get(model, {})
 
     # ---- FootprintStore
 
@@ -70,15 +86,27 @@ class Footprints:
         peak_bytes: Mapping[DeviceId, int],
         load_s: float,
         worked: bool,
-    ) -> None:
+        args: tuple[str, ...],
+    ) -> bool:
         """See ``supervisor.ports.FootprintStore``; a load with ``--fit on`` takes what is free and tells nothing."""
         spec = self._launches[model]
-        if not self._flags(spec).fit:
-            key = self._key(spec, self._gpus(spec, self._sample))
-            try:
-                self._store.record(key, f"{self._run}:{generation}", Load(idle_bytes, peak_bytes, load_s, worked))
-            except sqlite3.Error as error:
-                log.warning("measurement not stored", model=model, error=str(error))
+        flags = self._flags(spec, args)
+        if flags.fit:
+            return False
+        gpus = self._gpus(spec, self._sample)
+        run = f"{self._run}:{model}:{generation}"
+        predicted = self._prediction(spec, gpus, args)
+        wanted = {d.id: d.need for d in predicted.devices} if predicted else {}
+        load = Load(idle_bytes, peak_bytes, load_s, worked, wanted)
+        self._errors[model] = {d: idle_bytes[d] - size for d, size in wanted.items() if idle_bytes.get(d)}
+        try:
+            self._store.record(self._key(spec, gpus, args), run, load)
+            return (
+                predicted is not None and predicted.exact and self._overheads.learn(_binary(spec), predicted, load, run)
+            )
+        except sqlite3.Error as error:
+            log.warning("measurement not stored", model=model, error=str(error))
+            return False
 
     # ---- for the launcher
 
@@ -102,6 +130,31 @@ class Footprints:
         shared = flags.parallel <= 1 or flags.kv_unified is True
         return flags.ctx_tokens if shared else flags.ctx_tokens // flags.parallel
 
+    def overhead(self, model: ModelId, device: DeviceId) -> int:
+        """Bytes of context and kernels of the model's binary on a GPU: learned, else the usual."""
+        return self._overheads.of(_binary(self._launches[model]), device)
+
+    # ---- the engine's own word
+
+    def unsure_of(self, sample: MachineSample) -> list[ModelId]:
+        """Models whose size is neither configured, measured, predicted exactly nor told by the engine."""
+        return [model for model, spec in self._launches.items() if self._is_unsure(spec, self._gpus(spec, sample))]
+
+    def _is_unsure(self, spec: LaunchSpec, gpus: Sequence[DeviceSample]) -> bool:
+        if not (spec.gguf and gpus and spec.vram == "auto" and spec.ladder is None):
+            return False
+        if self._store.projection(self._key(spec, gpus)) is not None or self._store.loads(self._key(spec, gpus)):
+            return False
+        predicted = self._prediction(spec, gpus)
+        return predicted is not None and not predicted.exact
+
+    def take_projection(self, model: ModelId, by_gpu: Sequence[int]) -> None:
+        """Keep what the engine said it would allocate, in CUDA's order; empty: it could not say."""
+        spec = self._launches[model]
+        gpus = self._gpus(spec, self._sample)
+        sizes = {g.id: size for g, size in zip(gpus, by_gpu, strict=False)} if len(by_gpu) == len(gpus) else {}
+        self._store.record_projection(self._key(spec, gpus), sizes)
+
     # ---- what is known
 
     def _gpus(self, spec: LaunchSpec, sample: MachineSample) -> list[DeviceSample]:
@@ -114,8 +167,9 @@ class Footprints:
             return list(sample.gpus)
         return [find_gpu(name, sample) or DeviceSample(str(name), 0, None) for name in spec.gpus]
 
-    def _flags(self, spec: LaunchSpec) -> EngineFlags:
-        return flags_for(spec, self.default_ctx(spec.id))
+    def _flags(self, spec: LaunchSpec, args: tuple[str, ...] = ()) -> EngineFlags:
+        with_args = replace(spec, args=(*spec.args, *args)) if args else spec
+        return flags_for(with_args, self.default_ctx(spec.id))
 
     def _header(self, spec: LaunchSpec) -> GgufHeader | None:
         path = spec.gguf or _model_in(spec.cmd)
@@ -126,37 +180,81 @@ class Footprints:
                 self._headers[path] = None
         return self._headers[path]
 
-    def _predicted(self, spec: LaunchSpec, gpus: Sequence[DeviceSample]) -> Footprint:
+    def _ways(self, spec: LaunchSpec, gpus: Sequence[DeviceSample]) -> list[Footprint]:
+        """As predicted, the best way first."""
         header, flags = self._header(spec), self._flags(spec)
-        everywhere = frozenset(g.id for g in gpus)
+        unknown = Footprint({RAM: 0} | {g.id: 0 for g in gpus}, alone_on=frozenset(g.id for g in gpus))
         if header is None or flags.fit:
-            return Footprint({RAM: 0} | {g.id: 0 for g in gpus}, alone_on=everywhere)
-        from swapd.planner.estimate import estimate  # the graph it replays takes 30 ms to import
-
+            return [unknown]
         try:
-            return estimate(header, flags, gpus, {}).footprint()
+            if spec.auto_ctx or spec.auto_n_cpu_moe or spec.ladder is not None:
+                from swapd.planner.elastic import ways_of
+
+                return ways_of(spec, header, flags, gpus, self._policy, lambda f: self._predict(spec, f, gpus))
+            return [self._told(spec, gpus, self._predict(spec, flags, gpus))]
         except (GgufError, OSError):
-            return Footprint({RAM: 0} | {g.id: 0 for g in gpus}, alone_on=everywhere)
+            return [unknown]
+
+    def _told(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], predicted: Prediction) -> Footprint:
+        """The engine's own projection, with context, kernels and growth, where the formulas do not know the model."""
+        footprint = predicted.footprint()
+        told = None if predicted.exact else self._store.projection(self._key(spec, gpus))
+        if not told:
+            return footprint
+        by_id = {d.id: d for d in predicted.devices}
+        need = {d: size + by_id[d].overhead + by_id[d].growth for d, size in told.items() if d in by_id}
+        return replace(footprint, need_bytes={**footprint.need_bytes, **need})
+
+    def _prediction(
+        self, spec: LaunchSpec, gpus: Sequence[DeviceSample], args: tuple[str, ...] = ()
+    ) -> Prediction | None:
+        flags = self._flags(spec, args)
+        if self._header(spec) is None or flags.fit:
+            return None
+        try:
+            return self._predict(spec, flags, gpus)
+        except (GgufError, OSError):
+            return None
+
+    def _predict(self, spec: LaunchSpec, flags: EngineFlags, gpus: Sequence[DeviceSample]) -> Prediction:
+        """Remembered: an elastic model is sized in dozens of ways, and again after each load."""
+        header = self._header(spec)
+        assert header is not None
+        overheads = {g.id: self._overheads.of(_binary(spec), g.id) for g in gpus}
+        splits_by_free = len(gpus) > 1 and not flags.tensor_split
+        machine = tuple((g.id, g.total_bytes, overheads[g.id], g.free_bytes if splits_by_free else 0) for g in gpus)
+        key = (spec.gguf or spec.cmd, flags, machine)
+        found = self._predictions.get(key)
+        if found is None:
+            from swapd.planner.estimate import estimate  # the graph it replays takes 30 ms to import
+
+            found = self._predictions[key] = estimate(header, flags, gpus, overheads)
+        return found
+
+    def _known(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], way: Footprint) -> Footprint:
+        """Configured, else measured, else as predicted."""
+        flags = self._flags(spec, way.args)
+        known = way if flags.fit else self._measured(spec, gpus, way)
+        return replace(_configured(spec, gpus, known, flags), args=way.args)
 
     def _measured(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], predicted: Footprint) -> Footprint:
         """The largest of the last loads; one that could never fit the machine is dropped."""
         totals = {g.id: g.total_bytes for g in gpus}
         need = dict(predicted.need_bytes)
         seen: dict[DeviceId, int] = {}
-        for load in self._store.loads(self._key(spec, gpus)):
+        for load in self._store.loads(self._key(spec, gpus, predicted.args)):
             size = {d: _peak(load, d, predicted) for d, idle in load.idle_bytes.items() if idle}
             if all(n <= totals.get(d, n) for d, n in size.items()):
                 seen = {d: max(n, seen.get(d, 0)) for d, n in {**seen, **size}.items()}
         alone_on = predicted.alone_on - seen.keys() if seen else predicted.alone_on
         return Footprint(need | seen, predicted.growth_bytes, frozenset() if seen else alone_on)
 
-    def _key(self, spec: LaunchSpec, gpus: Sequence[DeviceSample]) -> str:
+    def _key(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], args: tuple[str, ...] = ()) -> str:
         """What decides how much memory a load takes: binary, GGUF, flags that matter, GPUs."""
-        binary = spec.binary.path if spec.binary else (spec.cmd[0] if spec.cmd else "")
         facts = {
-            "binary": _identity(binary),
+            "binary": _binary(spec),
             "gguf": _identity(spec.gguf or _model_in(spec.cmd)),
-            "flags": asdict(self._flags(spec)) if spec.gguf or llama_server_args(spec.cmd) else list(spec.cmd),
+            "flags": asdict(self._flags(spec, args)) if spec.gguf or llama_server_args(spec.cmd) else list(spec.cmd),
             "gpus": [g.id for g in gpus],
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
@@ -199,6 +297,11 @@ def _model_in(cmd: Sequence[str]) -> str:
     """The GGUF that a ``cmd`` gives to a llama-server; empty if it is none."""
     args = llama_server_args(cmd) or ()
     return next((value for flag, value in itertools.pairwise(args) if flag in ("-m", "--model")), "")
+
+
+def _binary(spec: LaunchSpec) -> str:
+    """The program that runs a model, by path, size and time of change."""
+    return json.dumps(_identity(spec.binary.path if spec.binary else (spec.cmd[0] if spec.cmd else "")))
 
 
 def _identity(path: str) -> list[object]:

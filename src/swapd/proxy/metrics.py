@@ -80,6 +80,9 @@ def _model_metrics(models: Sequence[Mapping[str, Any]]) -> Iterable[Metric]:
     yield _gauge("swapd_model_load_seconds", "Duration of the last load", ["model"], seconds)
     reserved = [([m["id"], device], size * MIB) for m in models for device, size in m.get("reserved_mib", {}).items()]
     yield _gauge("swapd_model_reserved_bytes", "Memory admission counts for a model", ["model", "device"], reserved)
+    errors = [([m["id"], d], size * MIB) for m in models for d, size in m.get("prediction_error_mib", {}).items()]
+    what = "Memory the last load took beyond its prediction"
+    yield _gauge("swapd_model_prediction_error_bytes", what, ["model", "device"], errors)
 
 
 def _gauge(name: str, what: str, labels: list[str], rows: Iterable[tuple[list[str], float]]) -> Metric:

@@ -68,11 +68,11 @@ class Children:
         pending = self._shims.pop(model, None)
         return await pending if pending is not None else None
 
-    async def run(self, model: ModelId, generation: int, *, sample_first: bool) -> None:
+    async def run(self, model: ModelId, generation: int, args: tuple[str, ...], *, sample_first: bool) -> None:
         """Start a process and stay with it until it is reaped."""
         child = self._children[model] = Child(model, generation)
         try:
-            child.instance = await self._launcher.start(model, generation, await self._prepared(model))
+            child.instance = await self._launcher.start(model, generation, await self._prepared(model), args)
         except StartFailed as error:
             child.started.set_result(None)
             status = error.exit_status or "did not start"

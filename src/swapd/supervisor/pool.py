@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import structlog
@@ -163,17 +164,18 @@ class Supervisor:
         match command:
             case cmd.PrepareInstance(model):
                 self._spawn(self._children.prepare(model))
-            case cmd.StartInstance(model, generation, reason):
+            case cmd.StartInstance(model, generation, reason, args):
                 log.info("start", model=model, generation=generation, reason=reason)
                 spec = self.catalog.models[model]
-                self._spawn(self._children.run(model, generation, sample_first=spec.expect_gpu))
+                self._spawn(self._children.run(model, generation, args, sample_first=spec.expect_gpu))
             case cmd.StopInstance(model, generation, reason, cut):
                 log.info("stop", model=model, generation=generation, reason=reason, cut=cut is not None)
                 for listener in self._retire_listeners:
                     listener(model, generation, cut)
                 self._spawn(self._children.stop(model, generation, reason))
-            case cmd.StoreFootprint(model, generation, idle, peak, load_s, worked):
-                self._store.record(model, generation, idle, peak, load_s, worked)
+            case cmd.StoreFootprint(model, generation, idle, peak, load_s, worked, args):
+                if self._store.record(model, generation, idle, peak, load_s, worked, args):
+                    self._sized.clear()
                 self._size(model)
 
     def _wake_at(self, at: float | None) -> None:
@@ -228,8 +230,17 @@ class Supervisor:
     def _size(self, model: ModelId) -> None:
         """Tell the scheduler what a model takes on the devices there are."""
         self._sized.add(model)
-        footprint = self._info.footprint(model, self._sample)
+        footprint = self._info.footprint(model, self._without_our_models())
         self.dispatch(ev.FootprintLearned(self._clock.now(), model, footprint, self._info.estimated_load_s(model)))
+
+    def _without_our_models(self) -> MachineSample:
+        """The machine as other programs leave it: what a model may count on if everything of ours goes."""
+        foreign = self.scheduler.state.ledger.foreign
+        gpus = tuple(
+            replace(g, free_bytes=g.total_bytes - foreign[g.id]) if g.free_bytes is not None and g.id in foreign else g
+            for g in self._sample.gpus
+        )
+        return replace(self._sample, gpus=gpus)
 
     # ---- requests and operators
 
@@ -294,7 +305,8 @@ class Supervisor:
 
     def status(self) -> dict[str, Any]:
         """``devices``, ``ram`` and ``models`` of ``GET /api/status``, JSON-ready, and whether devices are ``known``."""
-        return status.report(self.scheduler, self._sample, self._children, self._clock.now())
+        errors = {m: self._info.prediction_errors(m) for m in self.catalog.models}
+        return status.report(self.scheduler, self._sample, self._children, errors, self._clock.now())
 
     def explain(self, model: ModelId) -> Mapping[str, Any]:
         """What a request for the model would do now, and why; JSON-ready."""

@@ -64,8 +64,14 @@ class Launcher(Protocol):
     async def prepare(self, model: ModelId) -> PreparedShim:
         """Start the shim of the next ``start``; it execs nothing until then."""
 
-    async def start(self, model: ModelId, generation: int, prepared: PreparedShim | None = None) -> Instance:
-        """Start a model's process.
+    async def start(
+        self,
+        model: ModelId,
+        generation: int,
+        prepared: PreparedShim | None = None,
+        args: tuple[str, ...] = (),
+    ) -> Instance:
+        """Start a model's process; ``args`` come after its own.
 
         Raises:
             StartFailed: (of ``swapd.errors``) if not even a process could be started.
@@ -99,18 +105,25 @@ class FootprintStore(Protocol):
         peak_bytes: Mapping[DeviceId, int],
         load_s: float,
         worked: bool,
-    ) -> None:
-        """Add or update this load's row; cheap, never raises."""
+        args: tuple[str, ...],
+    ) -> bool:
+        """Add or update this load's row; cheap, never raises. True: other models are to be sized anew."""
 
 
 class ModelInfo(Protocol):
     """What is known of a model without loading it."""
 
     def footprint(self, model: ModelId, sample: MachineSample) -> Footprint:
-        """Configured, else measured, else estimated (errs high), on the devices of this machine."""
+        """Configured, else measured, else predicted (errs high), on the devices of this machine.
+
+        ``free_bytes`` of the sample's GPUs: what would be free if none of our models were loaded.
+        """
 
     def estimated_load_s(self, model: ModelId) -> float:
         """Measured before, else from the file's size."""
+
+    def prediction_errors(self, model: ModelId) -> Mapping[DeviceId, int]:
+        """Bytes by GPU that the last load of this run took beyond its prediction; empty if none was predicted."""
 
 
 class Clock(Protocol):

@@ -37,10 +37,19 @@ def change(record: Record) -> dict[str, Any]:
     return {"model": record.spec.id, "state": word(record), "reason": record.reason, "generation": record.generation}
 
 
-def report(scheduler: Scheduler, sample: MachineSample, instances: Instances, now: float) -> dict[str, Any]:
-    """``devices``, ``ram``, ``models`` and ``known``."""
+def report(
+    scheduler: Scheduler,
+    sample: MachineSample,
+    instances: Instances,
+    errors: Mapping[ModelId, Mapping[DeviceId, int]],
+    now: float,
+) -> dict[str, Any]:
+    """``devices``, ``ram``, ``models`` and ``known``; ``errors``: measured less predicted bytes."""
     pids = instances.pids()
-    models = [_model(scheduler, r, instances, pids, now) for r in scheduler.state.records.values()]
+    models = [
+        _model(scheduler, r, instances, pids, now) | {"prediction_error_mib": _signed(errors[m])}
+        for m, r in scheduler.state.records.items()
+    ]
     return {
         "known": sample.gpus_known,
         "problem": sample.problem or None,
@@ -128,6 +137,10 @@ def _gpus(sizes: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
     return {d: mib(size) for d, size in sizes.items() if d != RAM}
 
 
+def _signed(sizes: Mapping[DeviceId, int]) -> dict[DeviceId, float]:
+    return {d: round(size / MIB, 1) for d, size in sizes.items()}
+
+
 def _since(then: float | None, now: float) -> float | None:
     return None if then is None else round(max(0.0, now - then), 3)
 
@@ -137,14 +150,16 @@ def explanation(scheduler: Scheduler, model: ModelId, now: float) -> dict[str, A
     record = scheduler.state.records[model]
     verdict = scheduler.explain(model, now)
     room = scheduler.state.world().room
+    chosen = scheduler.state.chosen_footprint(record)
     result: dict[str, Any] = {
         "model": model,
         "state": word(record),
         "action": "serve",
         "evicts": [],
         "why": "it is loaded" if record.state is InstanceState.READY else f"it is {record.state.value}",
-        "needed_mib": {d: mib(n) for d, n in record.footprint.need_bytes.items()},
-        "available_mib": {d: max(0, room.get(d, 0)) // MIB for d in record.footprint.need_bytes},
+        "needed_mib": {d: mib(n) for d, n in chosen.need_bytes.items()},
+        "available_mib": {d: max(0, room.get(d, 0)) // MIB for d in chosen.need_bytes},
+        "args": list(chosen.args),
     }
     match verdict:
         case Fits(reason):

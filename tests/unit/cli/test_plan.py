@@ -73,9 +73,8 @@ def test_search_prints_a_table_and_toml_that_swapd_check_accepts(big: Path, tmp_
     config = tmp_path / "swapd.toml"
     config.write_text(text)
     sim = tmp_path / "sim.json"
-    gpus = [
-        {"id": f"GPU-{i}", "index": i, "name": "s", "total_mib": m, "free_mib": m} for i, m in ((0, 12288), (1, 10240))
-    ]
+    sizes_mib = ((0, 12288), (1, 10240))
+    gpus = [{"id": f"GPU-{i}", "index": i, "name": "s", "total_mib": m, "free_mib": m} for i, m in sizes_mib]
     rooms = {f"GPU-{i}": (m - 1024) << 20 for i, m in sizes_mib}
     sim.write_text(json.dumps({"gpus": gpus, "ram_available_mib": 60000}))
     from swapd import wiring

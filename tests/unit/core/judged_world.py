@@ -140,9 +140,7 @@ class Judge:
         """At every start: what the world holds and will still grow to, plus headroom, fits every device."""
         for device, total in self.spec.totals.items():
             growth = sum(
-                self.spec.engines[p.model].idle_bytes.get(device, 0)
-                + self.spec.engines[p.model].growth_bytes.get(device, 0)
-                - p.held.get(device, 0)
+                p.idle.get(device, 0) + self.spec.engines[p.model].growth_bytes.get(device, 0) - p.held.get(device, 0)
                 for p in self.sim.processes.values()
             )
             touched = device in self.spec.footprints[model].need_bytes
@@ -166,7 +164,8 @@ class Judge:
         models = self.spec.catalog.models
         protected = [m for m in self.sim.processes if self.scheduler.state.rules.protects(self.asked[rid].model, m)]
         for device, size in need.items():
-            kept = sum(self.spec.footprints[m].on(device) for m in protected)
+            larger = {m: max(w.on(device) for w in (f, *f.larger)) for m, f in self.spec.footprints.items()}
+            kept = sum(larger[m] for m in protected)
             if size + kept + self.sim.foreign.get(device, 0) > self.spec.totals[device] - HEADROOM:
                 return
         self.violations.append(f"{rid} was refused though memory is there ({len(models)} models): {error}")
@@ -221,7 +220,10 @@ def worlds(draw: st.DrawFn) -> WorldSpec:
         need = sizes(draw, gpus, totals)
         growth = dict.fromkeys(need, 128 * MIB)
         alone = frozenset(d for d in need if d != RAM) if draw(st.integers(0, 9)) == 0 else frozenset()
-        footprints[name] = Footprint(need, growth, alone)
+        steps = sorted(draw(st.lists(st.integers(1, 6), max_size=3, unique=True)), reverse=True)
+        bigger = {("--pool", f"{n}GiB"): {d: size + n * GIB for d, size in need.items() if d != RAM} for n in steps}
+        larger = tuple(Footprint(need | more, growth, args=args) for args, more in bigger.items() if not alone)
+        footprints[name] = Footprint(need, growth, alone, larger=larger)
         slack = draw(st.sampled_from([0, 0, 200])) * MIB
         engines[name] = Engine(
             load_s=draw(st.sampled_from([0.05, 1.0, 5.0])),
@@ -231,6 +233,7 @@ def worlds(draw: st.DrawFn) -> WorldSpec:
             growth_bytes=growth,
             outcomes=deque(draw(st.lists(st.sampled_from(["ok", "ok", "ok", "exit", "out_of_memory"]), max_size=4))),
             unkillable=draw(st.integers(0, 39)) == 0,
+            idle_by_args={way.args: {d: n - growth[d] - slack for d, n in way.need_bytes.items()} for way in larger},
         )
     shuffled = draw(st.permutations(names))
     cuts = sorted({draw(st.integers(0, len(names))), draw(st.integers(0, len(names)))})

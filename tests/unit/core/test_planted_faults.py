@@ -13,7 +13,7 @@ from swapd.core.lifecycle import InstanceState as S
 from swapd.core.moves import Moves
 from swapd.core.records import Record
 from swapd.core.scheduler import Scheduler
-from swapd.core.spec import Policy
+from swapd.core.spec import Footprint, Policy
 from swapd.core.survey import Survey
 from swapd.core.world import WorldBuilder
 from tests.unit.core import test_scheduling
@@ -51,6 +51,10 @@ def forgets_what_a_loading_model_will_take(patch: pytest.MonkeyPatch) -> None:
     need = WorldBuilder.need
     nothing = test_scheduling.Play(["x"]).scheduler.state.records["x"].footprint.__class__()
     patch.setattr(WorldBuilder, "need", lambda self, r: nothing if r.state is S.STARTING else need(self, r))
+
+
+def takes_the_best_way_whatever_is_free(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Footprint, "best_for", lambda self, room: next(iter(self.larger), self))
 
 
 def stops_without_waiting_for_leases(patch: pytest.MonkeyPatch) -> None:
@@ -100,6 +104,7 @@ def forgets_the_waiters_of_a_failed_start(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], None]]] = [
     (forgets_what_a_loading_model_will_take, judged),
+    (takes_the_best_way_whatever_is_free, judged),
     (stops_without_waiting_for_leases, judged),
     (forgets_that_a_client_left, judged),
     (ignores_the_headroom, judged),

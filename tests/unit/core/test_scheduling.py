@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from swapd.core import commands as cmd
 from swapd.core import events as ev
-from swapd.core.spec import Group, ModelSpec, Policy
+from swapd.core.spec import Footprint, Group, ModelSpec, Policy
 from swapd.errors import (
     BackingOff,
     DevicesUnknown,
@@ -698,3 +700,64 @@ def test_explain_says_what_a_request_would_do_and_changes_nothing() -> None:
     verdict = play.scheduler.explain("b", play.now)
     assert getattr(verdict, "victims", None) == ("a",)
     assert len(play.orders) == before and play.states() == {"a": "ready"}
+
+
+# ---- models that can be larger or smaller
+
+
+def elastic(play: Play, model: str, *sizes_gib: float) -> None:
+    """Teach the scheduler ways of a model, the largest first."""
+    ways = [Footprint({GPU: int(size * GIB)}, args=("--pool", f"{size:g}")) for size in sizes_gib]
+    play.send(ev.FootprintLearned(play.now, model, replace(ways[-1], larger=tuple(ways[:-1])), 1.0))
+
+
+def started_with(play: Play) -> list[tuple[str, ...]]:
+    return [o.args for o in play.orders if isinstance(o, cmd.StartInstance)]
+
+
+def test_the_largest_way_that_leaves_the_headroom_is_started() -> None:
+    play = Play(["a"], total_gib=16)
+    elastic(play, "a", 16, 15, 8)
+    play.ask("r1", "a")
+    assert started_with(play) == [("--pool", "15")], "16 GiB less 1 GiB of headroom"
+    assert "--pool 15" in (play.scheduler.state.records["a"].reason or "")
+
+
+def test_what_others_hold_makes_it_smaller_and_nobody_is_evicted_for_more() -> None:
+    play = Play(["a", "b"], sizes_gib={"b": 6}, total_gib=16)
+    elastic(play, "a", 15, 8, 4)
+    play.load("b")
+    play.ask("r1", "a")
+    assert play.stops() == [] and started_with(play)[-1] == ("--pool", "8")
+
+
+def test_if_even_the_least_way_does_not_fit_others_go_and_then_the_largest_is_taken() -> None:
+    play = Play(["a", "b"], sizes_gib={"b": 13}, total_gib=16)
+    elastic(play, "a", 15, 8, 4)
+    play.load("b")
+    play.ask("r1", "a")
+    assert play.stops() == ["b"]
+    play.gone("b")
+    assert started_with(play)[-1] == ("--pool", "15")
+
+
+def test_a_model_whose_least_way_is_too_large_is_refused_at_once() -> None:
+    play = Play(["a"], total_gib=4)
+    elastic(play, "a", 15, 8, 4)
+    play.ask("r1", "a")
+    assert isinstance(play.refusals["r1"], InsufficientMemory)
+
+
+def test_what_was_chosen_is_what_is_reserved_and_stored() -> None:
+    play = Play(["a", "b"], total_gib=24)
+    elastic(play, "a", 15, 8)
+    play.ask("r1", "a")
+    play.sizes["a"] = 15 * GIB
+    play.ready("a")
+    play.answer("r1")
+    play.wait(5)
+    stored = [o for o in play.orders if isinstance(o, cmd.StoreFootprint)]
+    assert stored and {o.args for o in stored} == {("--pool", "15")}
+    assert play.scheduler.explain("b", play.now) is not None
+    play.ask("r2", "b")
+    assert play.stops() == ["a"], "10 GiB do not fit beside the 15 that were chosen"

@@ -83,9 +83,9 @@ def test_a_bare_switch_word_flag_leaves_the_next_flag_alone() -> None:
     assert (flags.flash_attention, flags.ctx_tokens) == ("on", 512)
 
 
-def test_flags_of_forks_are_listed_as_unknown_with_their_value_skipped() -> None:
-    flags = parse_flags(["--expert-pool", "8GiB", "--turbo", "-c", "512"])
-    assert flags.unknown == ("--expert-pool", "--turbo") and flags.ctx_tokens == 512
+def test_flags_of_forks_are_listed_as_unknown_with_their_value() -> None:
+    flags = parse_flags(["--expert-pool", "4GiB", "--turbo", "-c", "512"])
+    assert flags.unknown == ("--expert-pool 4GiB", "--turbo") and flags.ctx_tokens == 512
 
 
 def test_nonsense_is_left_to_llama_server() -> None:

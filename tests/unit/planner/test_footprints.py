@@ -72,12 +72,12 @@ def test_measured_sizes_beat_the_prediction_and_the_largest_of_the_last_loads_co
     for number, mib in enumerate([9_000, 5_000, 5_100]):
         known = Footprints({"m": spec}, store, run=f"run{number}")
         known.footprint("m", MACHINE)
-        known.record("m", 1, {"GPU-b": mib * MIB}, {"GPU-b": (mib + 50) * MIB}, 3.5, True)
+        known.record("m", 1, {"GPU-b": mib * MIB}, {"GPU-b": (mib + 50) * MIB}, 3.5, True, ())
     found = footprints(spec, store).footprint("m", MACHINE)
     assert found.on("GPU-b") == 9_050 * MIB and not found.alone_on
     assert known.estimated_load_s("m") == 3.5
     for number in range(LOADS_KEPT):
-        known.record("m", 10 + number, {"GPU-b": 5_000 * MIB}, {"GPU-b": 5_000 * MIB}, 3.5, True)
+        known.record("m", 10 + number, {"GPU-b": 5_000 * MIB}, {"GPU-b": 5_000 * MIB}, 3.5, True, ())
     assert footprints(spec, store).footprint("m", MACHINE).on("GPU-b") == 5_000 * MIB
 
 
@@ -85,7 +85,7 @@ def test_a_measurement_that_could_never_fit_the_machine_is_dropped() -> None:
     store, spec = Store(None), a_cmd(gpus=(0,))
     known = Footprints({"m": spec}, store, run="x")
     known.footprint("m", MACHINE)
-    known.record("m", 1, {"GPU-a": 40 * GIB}, {"GPU-a": 40 * GIB}, 1.0, True)
+    known.record("m", 1, {"GPU-a": 40 * GIB}, {"GPU-a": 40 * GIB}, 1.0, True, ())
     assert footprints(spec, store).footprint("m", MACHINE).alone_on == {"GPU-a"}
 
 
@@ -93,7 +93,7 @@ def test_other_flags_are_another_load() -> None:
     store, spec = Store(None), LaunchSpec("m", gguf="/none.gguf", binary=BINARY, args=("-c", "4096"))
     known = Footprints({"m": spec}, store, run="x")
     known.footprint("m", MACHINE)
-    known.record("m", 1, {"GPU-a": GIB, "GPU-b": GIB}, {"GPU-a": GIB, "GPU-b": GIB}, 1.0, True)
+    known.record("m", 1, {"GPU-a": GIB, "GPU-b": GIB}, {"GPU-a": GIB, "GPU-b": GIB}, 1.0, True, ())
     assert of(spec, store)["GPU-a"] == GIB
     assert of(replace(spec, args=("-c", "8192")), store)["GPU-a"] == 0
 
@@ -102,7 +102,7 @@ def test_with_fit_on_it_loads_alone_and_nothing_is_stored() -> None:
     store, spec = Store(None), LaunchSpec("m", gguf="/none.gguf", binary=BINARY, args=("--fit", "on"))
     known = Footprints({"m": spec}, store, run="x")
     known.footprint("m", MACHINE)
-    known.record("m", 1, {"GPU-a": GIB}, {"GPU-a": GIB}, 1.0, True)
+    known.record("m", 1, {"GPU-a": GIB}, {"GPU-a": GIB}, 1.0, True, ())
     assert footprints(spec, store).footprint("m", MACHINE).alone_on == {"GPU-a", "GPU-b"}
 
 
@@ -127,4 +127,4 @@ def test_a_store_that_cannot_be_written_costs_nothing_but_the_measurement(tmp_pa
     store = Store(tmp_path / "s.sqlite")
     store.close()
     known = Footprints({"m": a_cmd(gpus=())}, store, run="x")
-    known.record("m", 1, {RAM: GIB}, {RAM: GIB}, 1.0, True)
+    known.record("m", 1, {RAM: GIB}, {RAM: GIB}, 1.0, True, ())
