@@ -118,9 +118,10 @@ class Store:
         )
         self._forget("overheads", "binary = ? AND device = ?", (binary, device), OVERHEADS_KEPT)
 
-    def overhead(self, binary: str, device: str) -> int | None:
-        """The median of what the last loads showed; ``None`` if there was none."""
-        rows = self._db.execute("SELECT bytes FROM overheads WHERE binary = ? AND device = ?", (binary, device))
+    def overhead(self, binary: str | None, device: str) -> int | None:
+        """The median of what the last loads of a binary (``None``: of any) showed; ``None`` if there was none."""
+        query = "SELECT bytes FROM overheads WHERE device = :device AND binary = coalesce(:binary, binary)"
+        rows = self._db.execute(query, {"device": device, "binary": binary})
         values = [size for (size,) in rows]
         return int(statistics.median(values)) if values else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ import uvloop
 from swapd.config.generated import demo_toml, find_models, found_toml, model_folders
 from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, find_config, load, load_text
-from swapd.config.resolve import Resolved, resolve
+from swapd.config.resolve import Resolved, default_state_dir, resolve
 from swapd.core.spec import LaunchSpec, ModelFacts, RouteSpec
 from swapd.devices.host import physical_cores
 from swapd.devices.monitor import Monitor
@@ -175,9 +176,18 @@ def _open_store(state_dir: Path) -> Store:
         raise ConfigError(f"state_dir {state_dir}: {error.strerror}", key="server.state_dir") from None
 
 
+def _known_store(state_dir: Path) -> Store:
+    """What was measured here before, for commands that only look; nothing if swapd never ran here."""
+    path = state_dir / "swapd.sqlite"
+    try:
+        return Store(path if path.exists() else None)
+    except sqlite3.Error:
+        return Store(None)
+
+
 def imagine(resolved: Resolved) -> Supervisor:
     """A supervisor that starts nothing, for ``explain`` without a running swapd: this machine with nothing loaded."""
-    monitor, store = Monitor(resolved.device_source), Store(None)
+    monitor, store = Monitor(resolved.device_source), _known_store(resolved.state_dir)
     info = Footprints(resolved.launches, store, run="explain", policy=resolved.catalog.policy)
     launcher = LlamaLauncher(
         resolved.launches,
@@ -221,7 +231,9 @@ def plan(
         if not sample.gpus_known:
             raise ConfigError(f"the GPUs cannot be read: {sample.problem}", hint="give them with --gpu")
         cores = cores or (0 if devices else physical_cores())
-        machine = machine_of(sample, {}, keep, DEFAULT_HEADROOM_BYTES, cores)
+        store = _known_store(default_state_dir(os.environ))
+        overheads = {g.id: size for g in sample.gpus if (size := store.overhead(None, g.id)) is not None}
+        machine = machine_of(sample, overheads, keep, DEFAULT_HEADROOM_BYTES, cores)
         if ram is not None:
             machine = replace(machine, ram_bytes=ram)
     asks = planning.asks(files, args, ctx or 0, planning.parse_ladder(ladder) if ladder else None)
@@ -243,5 +255,5 @@ def check(resolved: Resolved, *, files: bool = True) -> Report:
     sample = Monitor(resolved.device_source).sample_now()
     report = check_files(resolved) if files else Report(list(resolved.warnings))
     resolved.problems.raise_if_any()
-    size_models(resolved, sample, report)
+    size_models(resolved, sample, report, _known_store(resolved.state_dir))
     return report

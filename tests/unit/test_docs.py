@@ -104,7 +104,6 @@ VALUES: dict[str, str] = {
     "server.default_model": '"m"',
     "server.loading_status": '"comment"',
     "server.capture": "true",
-    "headroom.page_cache": '"off"',
     "models.ID.aliases": '["x"]',
     "models.ID.keep_context": "true",
     "models.ID.params": "{ strip = ['top_k'] }",

@@ -271,6 +271,7 @@ class _Resolver:
             vram_headroom_bytes=h.vram,
             ram_headroom_bytes=h.ram,
             headroom_bytes=dict(h.gpus),
+            page_cache=h.page_cache,
         )
         models = {id_: self._spec(id_, model) for id_, model in self.file.models.items()}
         groups = {
@@ -295,8 +296,7 @@ class _Resolver:
     def _state_dir(self) -> Path:
         if self.file.server.state_dir:
             return self._absolute(self.file.server.state_dir)
-        home = self.environ.get("HOME", "/")
-        return Path(self.environ.get("XDG_STATE_HOME") or Path(home) / ".local" / "state") / "swapd"
+        return default_state_dir(self.environ)
 
     def _device_source(self) -> str:
         source = self.file.devices.source
@@ -321,7 +321,6 @@ class _Resolver:
         if ("context",) in self.problems.lines:
             self._warn(("context",), "not yet effective")
         self._warn_keys(self.file.server, ("server",), ("default_model", "loading_status", "capture"))
-        self._warn_keys(self.file.headroom, ("headroom",), ("page_cache",))
         for id_, model in self.file.models.items():
             later = ("keep_context", "variants", "params", "aliases")
             self._warn_keys(model, ("models", id_), later)
@@ -341,6 +340,12 @@ class _Resolver:
                     f"{format_size(size)} is less than 1 GiB: at 323 to 637 MiB free decoding was measured to collapse "
                     "over long answers (5.5 to 0.7 tokens/s); keep 1 GiB unless nothing else uses that GPU (M1)",
                 )
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """``$XDG_STATE_HOME/swapd``."""
+    home = environ.get("HOME", "/")
+    return Path(environ.get("XDG_STATE_HOME") or Path(home) / ".local" / "state") / "swapd"
 
 
 def _route(id_: str, model: Model) -> RouteSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from swapd.core.spec import RAM, DeviceId, Footprint, ModelId, Policy
+from swapd.core.spec import PAGE_CACHE, RAM, DeviceId, Footprint, ModelId, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,9 @@ class MemoryLedger:
         if not settled:
             return
         for device in self.total:
-            if device in self.free:
+            if device in self.free and device != PAGE_CACHE:
                 self._attribute(device, held, list(busy))
+        self._mirror_page_cache()
         for holding in self.holdings.values():
             holding.settle()
         self.foreign_at = at
@@ -98,6 +99,14 @@ class MemoryLedger:
         self.headroom = {d.id: self._policy.headroom(d.id, str(d.index), d.pci_bus_id) for d in devices}
         self.capacity = {d.id: d.total_bytes - self.headroom[d.id] for d in devices if d.id in self.free}
         self.foreign = {d: self.foreign.get(d, self.total[d] - self.free[d]) for d in self.free}
+        self._mirror_page_cache()
+
+    def _mirror_page_cache(self) -> None:
+        """RAM under its other name: what is foreign there is foreign here."""
+        if self._policy.page_cache == "refuse" and RAM in self.free:
+            for table in (self.total, self.free, self.foreign):
+                table[PAGE_CACHE] = table[RAM]
+            self.headroom[PAGE_CACHE], self.capacity[PAGE_CACHE] = 0, self.total[RAM]
 
     def _attribute(self, device: DeviceId, held: Mapping[ModelId, Mapping[DeviceId, int]], busy: list[ModelId]) -> None:
         used = self.total[device] - self.free[device]
@@ -142,7 +151,7 @@ class MemoryLedger:
     def grew_on_load(self, model: ModelId) -> int | None:
         """Bytes by which free GPU memory fell since the start; ``None`` where that cannot be told."""
         holding = self.holdings[model]
-        gpus = [d for d in holding.reserved.need_bytes if d != RAM]
+        gpus = [d for d in holding.reserved.need_bytes if d not in (RAM, PAGE_CACHE)]
         if not gpus or any(d not in self.free or d not in holding.free_before for d in gpus):
             return None
         return sum(holding.free_before[d] - self.free[d] for d in gpus)
@@ -158,10 +167,20 @@ class MemoryLedger:
             room = self.free[device] - self.headroom[device]
             for model in others:
                 holding = self.holdings[model]
-                room -= max(0, holding.reserved.on(device) - holding.current.get(device, 0))
+                current = holding.current.get(RAM if device == PAGE_CACHE else device, 0)
+                room -= max(0, holding.reserved.on(device) - current)
             if room < size:
                 return False
         return True
+
+    def page_cache_short(self, extra: Footprint) -> tuple[int, int] | None:
+        """Bytes that all and ``extra`` read through the page cache, and the RAM left for that, if it is too little."""
+        if RAM not in self.foreign or not extra.cached_bytes:
+            return None
+        everybody = [extra, *(h.reserved for h in self.holdings.values())]
+        needed = sum(f.cached_bytes for f in everybody)
+        room = max(0, self.total[RAM] - self.foreign[RAM] - sum(f.on(RAM) for f in everybody))
+        return (needed, room) if needed > room else None
 
     def short_of_headroom(self) -> list[DeviceId]:
         """Devices whose last reading is below their headroom."""
@@ -214,4 +233,7 @@ class Holding:
             if idle:
                 predicted = 0 if self.worked else self.reserved.growth_bytes.get(device, 0)
                 need[device] = idle + max(self.peak[device] - idle, predicted)
-        return Footprint(need, self.reserved.growth_bytes, args=self.reserved.args)
+        if PAGE_CACHE in need:
+            need[PAGE_CACHE] = need.get(RAM, 0) + self.reserved.cached_bytes
+        cached = self.reserved.cached_bytes
+        return Footprint(need, self.reserved.growth_bytes, args=self.reserved.args, cached_bytes=cached)

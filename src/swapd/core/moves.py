@@ -27,6 +27,7 @@ from swapd.core.spec import Catalog, Footprint, ModelId
 from swapd.core.survey import Survey
 from swapd.core.world import WorldBuilder
 from swapd.errors import ShuttingDown, SwapdError, Unloaded
+from swapd.units import format_size
 
 
 class Moves:
@@ -249,12 +250,21 @@ class Moves:
     def start(self, record: Record, reason: str) -> None:
         """Start a process, the best way there is room for, and reserve its footprint."""
         chosen = self.chosen_footprint(record)
+        record.warning = self._page_cache_warning(chosen)
         record.generation += 1
         record.started_at = self.now
         self.ledger.began(record.spec.id, chosen)
-        words = f"{reason}; {' '.join(chosen.args)}" if chosen.args else reason
+        words = "; ".join(word for word in (reason, " ".join(chosen.args), record.warning) if word)
         self.step(record, Step.START, words)
         self.out.append(StartInstance(record.spec.id, record.generation, words, chosen.args))
+
+    def _page_cache_warning(self, chosen: Footprint) -> str:
+        """Law L1: weights that do not fit the page cache are read from the disk again at every token."""
+        short = self.ledger.page_cache_short(chosen) if self.policy.page_cache == "warn" else None
+        if short is None:
+            return ""
+        needed, room = (format_size(size) for size in short)
+        return f"page cache: {needed} of weights are read through it, {room} are left for them: decoding collapses (L1)"
 
     def chosen_footprint(self, record: Record) -> Footprint:
         """What a start now would take: nothing is evicted for more than the least, but what is free is used."""

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from swapd.core.groups import GroupRules
-from swapd.core.spec import DeviceId, Footprint, ModelId, ModelSpec
+from swapd.core.spec import PAGE_CACHE, DeviceId, Footprint, ModelId, ModelSpec
 from swapd.errors import DevicesUnknown, InsufficientMemory, MemoryHeldByOthers, Refused, SwapdError
 from swapd.units import MIB, mib
 
@@ -210,10 +210,14 @@ def unfit(target: ModelSpec, need: Footprint, world: World) -> Refuse | NeverFit
 def _insufficient(
     target: ModelSpec, need: Footprint, available: Mapping[DeviceId, int], over: Iterable[DeviceId], what: str
 ) -> InsufficientMemory:
-    parts = [f"{d} needs {mib(need.on(d))} MiB of {available[d] // MIB} MiB ({what})" for d in over]
+    parts = [f"{_words(d)} needs {mib(need.on(d))} MiB of {available[d] // MIB} MiB ({what})" for d in over]
     return InsufficientMemory(
         f"{target.id!r} does not fit: {'; '.join(parts)}", needed=dict(need.need_bytes), available=available
     )
+
+
+def _words(device: DeviceId) -> str:
+    return "RAM with the weights read through the page cache (L1)" if device == PAGE_CACHE else device
 
 
 def _apply_table(case: _Case) -> Verdict | None:
@@ -366,7 +370,8 @@ def _held_by(case: _Case, room: Mapping[DeviceId, int], by: str) -> Wait | Refus
     if case.world.foreign_at < case.arrived_at:
         return Wait((), "memory is being measured", unmeasured=True)
     parts = [
-        f"{d} needs {mib(case.need.on(d))} MiB, {max(0, left) // MIB} MiB could be free" for d, left in room.items()
+        f"{_words(d)} needs {mib(case.need.on(d))} MiB, {max(0, left) // MIB} MiB could be free"
+        for d, left in room.items()
     ]
     text = f"{case.target.id!r} does not fit now, memory is held by {by}: {'; '.join(parts)}"
     return Refuse(MemoryHeldByOthers(text, retry_after_s=10))

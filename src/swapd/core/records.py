@@ -81,6 +81,7 @@ class Record:
     oom_retried: bool = False
     last_error: SwapdError | None = None
     reason: str | None = None
+    warning: str = ""
     progress: float | None = None
     stage: str = ""
     loads: int = 0

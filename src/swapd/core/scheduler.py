@@ -19,7 +19,7 @@ from swapd.core.memory import MemoryKeeper
 from swapd.core.moves import Moves
 from swapd.core.placement import Claim, Evict, Fits, NeverFits, Refuse, Resident, Verdict, Wait, place
 from swapd.core.records import LONG_PROMPT_TOKENS, Record, Waiter
-from swapd.core.spec import RAM, Catalog, DeviceId, ModelId
+from swapd.core.spec import PAGE_CACHE, RAM, Catalog, DeviceId, ModelId
 from swapd.errors import (
     BackingOff,
     InstanceDied,
@@ -171,7 +171,7 @@ class Scheduler:
             return False
         others = [r for r in self._do.live.values() if r is not record and r.claimed_by is None]
         world = self._do.builder.build(others, self._do.plans.values(), self._do.now, fresh=False)
-        devices = [d for d in record.footprint.need_bytes if d != RAM]
+        devices = [d for d in record.footprint.need_bytes if d not in (RAM, PAGE_CACHE)]
         victims = [r.spec.id for r in world.residents if self._may_make_room(record, r, devices)]
         if not victims:
             return False

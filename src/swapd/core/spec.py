@@ -12,6 +12,10 @@ DeviceId: TypeAlias = str
 RAM: Final[DeviceId] = "ram"
 """Host memory is a device like any other to the memory rule: same formula, its own headroom."""
 
+PAGE_CACHE: Final[DeviceId] = "page_cache"
+"""RAM once more, for models that read their weights through the page cache at every token: process memory and these
+pages together must fit it (law L1). Only with ``page_cache = "refuse"``."""
+
 Linger: TypeAlias = float | Literal["auto"]
 """Seconds a model is held after its last answer, or ``"auto"``: learned."""
 
@@ -25,7 +29,8 @@ class Footprint:
     size there is not known (or the engine takes whatever is free). ``fixed``: the
     operator said so, and no measurement replaces it. ``args``: what must be added to
     the command line to get this size; ``larger``: better ways to run the model, the
-    best first, which are taken if there is room at the start.
+    best first, which are taken if there is room at the start. ``cached_bytes``: weights
+    that every token reads through the page cache.
     """
 
     need_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
@@ -34,6 +39,7 @@ class Footprint:
     fixed: bool = False
     args: tuple[str, ...] = ()
     larger: tuple[Footprint, ...] = ()
+    cached_bytes: int = 0
 
     def on(self, device: DeviceId) -> int:
         """Bytes on one device; 0 where the model does not go."""
@@ -95,9 +101,15 @@ class Policy:
     vram_headroom_bytes: int = 1 << 30
     ram_headroom_bytes: int = 1 << 30
     headroom_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
+    page_cache: Literal["off", "warn", "refuse"] = "warn"
 
     def headroom(self, device: DeviceId, *other_names: str) -> int:
-        """Bytes that must stay free on a device, which the configuration may name by id, index or PCI bus id."""
+        """Bytes that must stay free on a device, which the configuration may name by id, index or PCI bus id.
+
+        None of the page cache: the RAM headroom is kept free of process memory, and cached pages may fill it.
+        """
+        if device == PAGE_CACHE:
+            return 0
         default = self.ram_headroom_bytes if device == RAM else self.vram_headroom_bytes
         return next((self.headroom_bytes[n] for n in (device, *other_names) if n in self.headroom_bytes), default)
 

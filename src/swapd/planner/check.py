@@ -47,9 +47,9 @@ def check_files(resolved: Resolved) -> Report:
     return report
 
 
-def size_models(resolved: Resolved, sample: MachineSample, report: Report) -> None:
+def size_models(resolved: Resolved, sample: MachineSample, report: Report, store: Store) -> None:
     """What each model would take on this machine; warnings of those that can never fit, and of laws broken."""
-    info = Footprints(resolved.launches, Store(None), run="check", policy=resolved.catalog.policy)
+    info = Footprints(resolved.launches, store, run="check", policy=resolved.catalog.policy)
     for id_, spec in resolved.launches.items():
         if spec.gguf and not os.path.exists(spec.gguf) and spec.vram == "auto":
             continue
@@ -64,7 +64,8 @@ def _broken(resolved: Resolved, sample: MachineSample, report: Report, info: Foo
     """One line for each law that a model breaks, with its place in the file."""
     told = any("(M1)" in warning for warning in resolved.warnings)  # of the key itself, with its line
     for finding in findings(setup_of(resolved, sample, info, report.sizes, report.builds)):
-        if not (told and finding.law == "M1"):
+        silenced = finding.law == "L1" and resolved.catalog.policy.page_cache == "off"
+        if not silenced and not (told and finding.law == "M1"):
             line = resolved.problems.lines.get(("models", finding.model), 0)
             yield f"{resolved.problems.file}{f':{line}' if line else ''}: {finding}"
 

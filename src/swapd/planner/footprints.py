@@ -15,7 +15,7 @@ import structlog
 
 from swapd.core.flags import EngineFlags
 from swapd.core.ledger import DeviceSample, MachineSample
-from swapd.core.spec import RAM, DeviceId, Footprint, LaunchSpec, ModelId, Policy
+from swapd.core.spec import PAGE_CACHE, RAM, DeviceId, Footprint, LaunchSpec, ModelId, Policy
 from swapd.errors import GgufError
 from swapd.gguf.header import read_header
 from swapd.gguf.types import GgufHeader
@@ -235,7 +235,22 @@ class Footprints:
         """Configured, else measured, else as predicted."""
         flags = self._flags(spec, way.args)
         known = way if flags.fit else self._measured(spec, gpus, way)
-        return replace(_configured(spec, gpus, known, flags), args=way.args)
+        return self._with_pages(spec, gpus, replace(_configured(spec, gpus, known, flags), args=way.args), flags)
+
+    def _with_pages(
+        self, spec: LaunchSpec, gpus: Sequence[DeviceSample], known: Footprint, flags: EngineFlags
+    ) -> Footprint:
+        """The weights it reads through the page cache; as a need of its own where they must fit."""
+        header = self._header(spec)
+        if header is None or self._policy.page_cache == "off":
+            return known
+        from swapd.planner.law_facts import ModelFacts  # imports the formulas
+
+        cached = ModelFacts(spec.id, flags, header=header, gpus=tuple(gpus)).cached_bytes
+        need = dict(known.need_bytes)
+        if cached and self._policy.page_cache == "refuse":
+            need[PAGE_CACHE] = need.get(RAM, 0) + cached
+        return replace(known, need_bytes=need, cached_bytes=cached)
 
     def _measured(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], predicted: Footprint) -> Footprint:
         """The largest of the last loads; one that could never fit the machine is dropped."""

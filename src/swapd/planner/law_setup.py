@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from swapd.config.resolve import Resolved
 from swapd.core.ledger import DeviceSample, MachineSample
@@ -35,7 +36,9 @@ def setup_of(
     policy = resolved.catalog.policy
     headroom = {d.id: policy.headroom(d.id, str(d.index), d.pci_bus_id) for d in sample.devices()}
     known = resolved.device_source != "none" and sample.gpus_known
-    models = [_facts(spec, sample if known else None, info, sizes, builds) for spec in resolved.launches.values()]
+    room = {d.id: (d.free_bytes or 0) - headroom[d.id] for d in sample.devices()}
+    seen = sample if known else None
+    models = [_facts(spec, seen, info, sizes, builds, room) for spec in resolved.launches.values()]
     return Setup(
         models=tuple(models),
         together=tuple(_together(resolved, sizes, sample.devices(), headroom)),
@@ -52,9 +55,13 @@ def _facts(
     info: Footprints,
     sizes: Mapping[ModelId, Footprint],
     builds: Mapping[str, BinaryReport],
+    room: Mapping[DeviceId, int],
 ) -> ModelFacts:
+    size, gpus = sizes.get(spec.id), _gpus(spec, sample)
+    if size is not None and size.larger:
+        size = size.best_for(room)
+        spec = replace(spec, args=(*spec.args, *size.args))
     flags = flags_for(spec, info.default_ctx(spec.id))
-    size = sizes.get(spec.id)
     binary = spec.binary
     build = builds.get(binary.name) if binary else None
     args = (*(binary.args if binary else ()), *spec.args) if spec.gguf else llama_server_args(spec.cmd) or ()
@@ -67,7 +74,8 @@ def _facts(
         header=_header(path),
         draft=_header(flags.draft_model),
         mmproj=_header(flags.mmproj),
-        gpus=_gpus(spec, sample),
+        gpus=gpus,
+        overhead_bytes={g.id: info.overhead(spec.id, g.id) for g in gpus or ()},
         need_bytes={} if size is None or size.alone_on else size.need_bytes,
         load_mode_flag=build.load_mode if build else "",
         dangling_link=_dangling(path),

@@ -10,7 +10,7 @@ from swapd.core.lifecycle import WITH_PROCESS, InstanceState
 from swapd.core.placement import Evict, Fits, NeverFits, Refuse, Wait
 from swapd.core.records import Record
 from swapd.core.scheduler import Scheduler
-from swapd.core.spec import RAM, DeviceId, ModelId
+from swapd.core.spec import PAGE_CACHE, RAM, DeviceId, ModelId
 from swapd.errors import InstanceError, SwapdError
 from swapd.units import MIB, mib
 
@@ -114,13 +114,16 @@ def _model(
 
 def _reason(record: Record, holding: Holding | None, instances: Instances) -> str | None:
     degraded = instances.degraded(record.spec.id)
+    loaded = record.state is InstanceState.READY
     if degraded:
         return f"degraded: {degraded}"
-    if holding is not None and holding.reserved.fixed and record.state is InstanceState.READY:
+    if holding is not None and holding.reserved.fixed and loaded:
         over = {d: p for d, p in holding.peak.items() if p > holding.reserved.on(d) > 0}
         if over:
             seen = ", ".join(f"{d} {mib(p)} MiB" for d, p in over.items())
             return f"the configured size is too small: measured {seen}"
+    if record.warning and loaded:
+        return record.warning
     return record.reason
 
 
@@ -134,7 +137,7 @@ def _last_error(record: Record) -> str | None:
 
 
 def _gpus(sizes: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
-    return {d: mib(size) for d, size in sizes.items() if d != RAM}
+    return {d: mib(size) for d, size in sizes.items() if d not in (RAM, PAGE_CACHE)}
 
 
 def _signed(sizes: Mapping[DeviceId, int]) -> dict[DeviceId, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from swapd.cli.plan import command
+from swapd.cli.main import swapd
 from swapd.errors import ConfigError, GgufError
 from tests.unit.gguf.measured import host_models, prediction
 from tests.unit.gguf.writer import write_model
@@ -29,7 +29,7 @@ def big(tmp_path: Path) -> Path:
 
 
 def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+    return CliRunner().invoke(swapd, ["plan", *map(str, words)], catch_exceptions=False)
 
 
 def tree(*words: str | Path) -> Any:

@@ -96,7 +96,6 @@ def test_the_words_of_a_cmd_are_the_operators() -> None:
         ('[server]\ndefault_model = "a"', "6: server.default_model"),
         ('[server]\nloading_status = "comment"', "6: server.loading_status"),
         ("[server]\ncapture = true", "6: server.capture"),
-        ('[headroom]\npage_cache = "off"', "6: headroom.page_cache"),
     ],
 )
 def test_what_later_releases_will_do_is_warned_about_not_ignored(more: str, place: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from swapd.core import commands as cmd
 from swapd.core import events as ev
-from swapd.core.spec import Footprint, Group, ModelSpec, Policy
+from swapd.core.spec import PAGE_CACHE, RAM, Footprint, Group, ModelSpec, Policy
 from swapd.errors import (
     BackingOff,
     DevicesUnknown,
@@ -761,3 +761,65 @@ def test_what_was_chosen_is_what_is_reserved_and_stored() -> None:
     assert play.scheduler.explain("b", play.now) is not None
     play.ask("r2", "b")
     assert play.stops() == ["a"], "10 GiB do not fit beside the 15 that were chosen"
+
+
+# ---- the page cache (law L1)
+
+
+def reading(play: Play, model: str, cached_gib: float, ram_gib: float = 1.0, *, refuse: bool = False) -> None:
+    """A model whose weights are read through the page cache."""
+    need = {RAM: int(ram_gib * GIB)}
+    if refuse:
+        need[PAGE_CACHE] = int((ram_gib + cached_gib) * GIB)
+    footprint = Footprint(need, cached_bytes=int(cached_gib * GIB))
+    play.send(ev.FootprintLearned(play.now, model, footprint, 1.0))
+
+
+def warning(play: Play, model: str) -> str:
+    return play.scheduler.state.records[model].warning
+
+
+def test_weights_beyond_the_page_cache_are_loaded_with_a_warning() -> None:
+    play = Play(["a", "b"])
+    reading(play, "a", 30)
+    reading(play, "b", 40)
+    play.ask("r1", "a")
+    play.ready("a")
+    assert warning(play, "a") == ""
+    play.ask("r2", "b")
+    assert "70.0 GiB of weights" in warning(play, "b") and "58.0 GiB are left" in warning(play, "b")
+    assert play.starts() == ["a", "b"]
+
+
+def test_the_warning_can_be_switched_off() -> None:
+    play = Play(["a"], policy=Policy(page_cache="off"))
+    reading(play, "a", 70)
+    play.ask("r1", "a")
+    assert play.starts() == ["a"] and warning(play, "a") == ""
+
+
+def test_refuse_makes_room_in_the_page_cache_by_evicting() -> None:
+    play = Play(["a", "b"], policy=Policy(page_cache="refuse"))
+    reading(play, "a", 30, refuse=True)
+    reading(play, "b", 40, refuse=True)
+    play.load("a")
+    play.ask("r1", "b")
+    assert play.stops() == ["a"]
+    play.gone("a")
+    assert play.starts() == ["a", "b"]
+
+
+def test_refuse_refuses_what_no_eviction_makes_fit_and_says_why() -> None:
+    play = Play(["a"], policy=Policy(page_cache="refuse"))
+    reading(play, "a", 70, refuse=True)
+    play.ask("r1", "a")
+    refusal = play.refusals["r1"]
+    assert isinstance(refusal, InsufficientMemory) and "page cache (L1)" in refusal.message
+    assert play.starts() == []
+
+
+def test_the_ram_headroom_is_for_process_memory_not_for_the_page_cache() -> None:
+    play = Play(["a"], policy=Policy(page_cache="refuse", ram_headroom_bytes=4 * GIB))
+    reading(play, "a", 58, refuse=True)
+    play.ask("r1", "a")
+    assert play.starts() == ["a"], "59 GiB of the 60 that other programs leave"
