@@ -22,7 +22,7 @@ from swapd.config.resolve import Resolved, default_state_dir, resolve
 from swapd.core.spec import LaunchSpec, ModelFacts, RouteSpec
 from swapd.devices.host import physical_cores
 from swapd.devices.monitor import Monitor
-from swapd.errors import ConfigError
+from swapd.errors import ConfigError, StartFailed
 from swapd.gguf.facts import read_facts
 from swapd.launch import pid1
 from swapd.launch.limits import raise_nofile
@@ -32,6 +32,7 @@ from swapd.llama.launcher import LlamaLauncher, Surroundings
 from swapd.planner.footprints import Footprints
 from swapd.store import Store
 from swapd.supervisor.pool import Supervisor
+from swapd.units import MIB
 
 if TYPE_CHECKING:
     from swapd.planner.check import Report
@@ -140,9 +141,9 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
             routes = dict(resolved.routes)
             app = build_app(supervisor, routes, settings)
             async with asyncio.TaskGroup() as group:
-                telling = group.create_task(_tell_facts(routes, resolved.launches, info))
+                learning = group.create_task(_learn(supervisor, launcher, routes, resolved.launches, info))
                 await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
-                telling.cancel()
+                learning.cancel()
     finally:
         if reaper is not None:
             reaper.close()
@@ -166,6 +167,34 @@ def _facts(spec: LaunchSpec) -> ModelFacts:
     adapters = tuple(f.value or "" for f in flags_of(args) if f.name in ("--lora", "--lora-scaled"))
     command = spec.cmd or (binary.path or "(embedded engine)" if binary else "", "-m", spec.gguf, *args)
     return replace(facts, command=command, adapters=adapters)
+
+
+async def _learn(
+    supervisor: Supervisor,
+    launcher: LlamaLauncher,
+    routes: dict[str, RouteSpec],
+    launches: Mapping[str, LaunchSpec],
+    info: Footprints,
+) -> None:
+    """What can wait until swapd listens: headers are read, then engines are asked about models nobody knows."""
+    await _tell_facts(routes, launches, info)
+    await _ask_engines(supervisor, launcher, info)
+
+
+async def _ask_engines(supervisor: Supervisor, launcher: LlamaLauncher, info: Footprints) -> None:
+    """Second opinions for models the formulas do not know, one after another while nothing is loaded; once ever."""
+    for model in supervisor.models():
+        await asyncio.sleep(0)
+        if not info.is_unsure(model, supervisor.sample) or supervisor.is_anything_loaded():
+            continue
+        try:
+            by_gpu = await launcher.project(model)
+        except StartFailed as error:
+            log.warning("the engine could not be asked", model=model, error=str(error))
+            by_gpu = ()
+        info.take_projection(model, by_gpu)
+        supervisor.size_anew(model)
+        log.info("the engine's own projection", model=model, mib=[size // MIB for size in by_gpu])
 
 
 def _open_store(state_dir: Path) -> Store:

@@ -16,6 +16,7 @@ environment (numbers may be fractions, seconds unless said):
     N_CTX           context told by /props (default: -c)      SPEAK_ROUTER=1 llama.cpp's router protocol, if
     FAKE_LACKS      unix,fit,slots,loadmode,router: left out                LLAMA_SERVER_ROUTER_PORT is set
                     of --help (and, unix, refused)
+    FAKE_PROJECTS   MiB by GPU ("3000,2000") that --log-jsonl with --fit on tells, as llama-server does before it loads
     FAKE_VRAM       FILE:GPU:MIB: takes MIB from the simulated devices FILE while it lives (GPU: id, index or
                     "ram"; several joined by ","), gives them back FREE_DELAY_S after it is gone, however it ended;
                     exits 1 with a CUDA out of memory text if they are not there (nothing taken from a GPU when
@@ -476,6 +477,7 @@ HELP = {
     "fit": "-fit,  --fit [on|off]                   whether to adjust unset arguments to fit in device memory\n",
     "slots": "--slot-save-path PATH                   path to save slot kv cache (default: disabled)\n",
     "loadmode": "-lm,   --load-mode MODE                 model loading mode (default: auto)\n",
+    "jsonl": "--log-jsonl                             log as JSON lines\n",
     "router": "--models-dir PATH                       directory containing models for the router server\n",
 }  # fmt: skip
 
@@ -543,12 +545,22 @@ def load():
     tell_router(LOADING, stages + "1.0")
 
 
+def project():
+    sizes = [size for size in os.environ.get("FAKE_PROJECTS", "").split(",") if size]
+    row = '{"kind":"%s","name":"%s","self":%s,"model":0,"context":0,"compute":0}'
+    rows = [row % ("device", "CUDA%d" % i, size) for i, size in enumerate(sizes)] + [row % ("host", "Host", "100")]
+    say(1, '{"type":"fit_memory_breakdown","data":{"unit":"MiB","rows":[%s]}}\n' % ",".join(rows))
+    event("project")
+
+
 def main():
     answer_probe()
     env = ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in os.environ.items())
     event("start", ', "argv": [%s], "env": {%s}' % (", ".join(map(quoted, sys.argv)), env))
     if os.environ.get("STDERR"):
         say(2, os.environ["STDERR"].rstrip("\n") + "\n")
+    if "--log-jsonl" in sys.argv:
+        project()
     take_memory()
     _signal.signal(_signal.SIGTERM, on_term)
     _signal.signal(_signal.SIGINT, on_term)

@@ -183,6 +183,7 @@ class Swapd:
     server: Mapping[str, object] = field(default_factory=dict)
     scheduling: Mapping[str, object] = field(default_factory=dict)
     devices: Mapping[str, object] = field(default_factory=dict)
+    headroom: Mapping[str, object] = field(default_factory=dict)
     extra: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
@@ -225,7 +226,7 @@ class Swapd:
         parts = [
             _table("server", own),
             _table("devices", devices),
-            _table("headroom", {"vram": "256 MiB", "ram": "256 MiB"}),
+            _table("headroom", {"vram": "256 MiB", "ram": "256 MiB", **self.headroom}),
             _table("scheduling", {"linger": "0s", **self.scheduling}),
             _table("binaries.fake", {"path": server}),
             _table("binaries.changing", {"path": changing}),

@@ -20,6 +20,7 @@ from swapd.launch.spawn import ExecFailed, Shim, Word, oom_score_for_children, s
 from swapd.llama import command
 from swapd.llama.instance import LlamaInstance, RunBeside, Start
 from swapd.llama.probe import BinaryReport, Prober, exec_cause, why_not_executed
+from swapd.llama.projection import PROJECTION_ARGS, PROJECTION_BOUND_S, ProjectionReader
 
 _CONTAINER_RUNNERS = frozenset(["docker", "podman", "nerdctl"])
 
@@ -89,6 +90,34 @@ class LlamaLauncher:
         if start.upstream.path:
             instance.on_exit(lambda: _unlink(start.upstream.path))
         return instance
+
+    async def project(self, model: ModelId) -> Sequence[int]:
+        """Bytes that the model's own binary says it would allocate on each GPU, in CUDA's order; empty = it cannot say.
+
+        Its process lives for about a second and holds a GPU context meanwhile.
+        """
+        spec = self._spec(model)
+        report = await self._report(spec)
+        if report is None or not (report.path and report.fit and report.log_jsonl):
+            return ()
+        _, todo = self._plan(replace(spec, args=(*spec.args, *PROJECTION_ARGS)), report)
+        reader, told = ProjectionReader(), asyncio.Event()
+
+        def listen(_stream: str, data: bytes) -> None:
+            if reader.feed(data):
+                told.set()
+
+        shim = self._spawn(model)
+        try:
+            process = await self._become(shim, todo, listen)
+            process.on_exit(lambda _status: told.set())
+            async with asyncio.timeout(PROJECTION_BOUND_S):
+                await told.wait()
+        except TimeoutError:
+            return ()
+        finally:
+            await asyncio.shield(shim.process.kill(spec.kill_timeout_s))
+        return reader.by_gpu or ()
 
     def log(self, model: ModelId) -> bytes:
         """See ``supervisor.ports.Launcher``."""

@@ -35,7 +35,10 @@ _LOST_SYMBOL = re.compile(r"(?:symbol lookup error|version `[^']+' not found).*"
 
 @dataclass(frozen=True, slots=True)
 class BinaryReport:
-    """One build. ``problem`` (a sentence; ``cause`` its kind) is empty if it runs; what it lacks is not to be used."""
+    """One build. ``problem`` (a sentence; ``cause`` its kind) is empty if it runs; what it lacks is not to be used.
+
+    ``jinja``: whether chat templates are its default; ``None`` = not told.
+    """
 
     path: str
     version: str = ""
@@ -44,6 +47,8 @@ class BinaryReport:
     slot_save_path: bool = False
     load_mode: LoadModeFlag = ""
     router: bool = False
+    log_jsonl: bool = False
+    jinja: bool | None = None
     problem: str = ""
     cause: str = ""
 
@@ -107,7 +112,16 @@ def read_capabilities(path: str, version: str, usage: str) -> BinaryReport:
         slot_save_path="--slot-save-path" in words,
         load_mode=load_mode,
         router="--models-dir" in words,
+        log_jsonl="--log-jsonl" in words,
+        jinja=_jinja_default(usage),
     )
+
+
+def _jinja_default(usage: str) -> bool | None:
+    """Whether chat templates are used without ``--jinja``; ``None`` = the help does not say."""
+    found = re.search(r"--jinja\b.*?\(default: (enabled|disabled)", usage, re.DOTALL)
+    near = found is not None and found.end() - found.start() < 600
+    return found[1] == "enabled" if found is not None and near else None
 
 
 def why_it_died(path: str, returncode: int, output: str) -> tuple[str, str]:

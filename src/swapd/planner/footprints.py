@@ -136,12 +136,16 @@ class Footprints:
 
     # ---- the engine's own word
 
-    def unsure_of(self, sample: MachineSample) -> list[ModelId]:
-        """Models whose size is neither configured, measured, predicted exactly nor told by the engine."""
-        return [model for model, spec in self._launches.items() if self._is_unsure(spec, self._gpus(spec, sample))]
+    def is_unsure(self, model: ModelId, sample: MachineSample) -> bool:
+        """Whether a model's size is neither configured, measured, predicted exactly nor told by the engine."""
+        self._sample, spec = sample, self._launches[model]
+        gpus, header, flags = self._gpus(spec, sample), self._header(spec), self._flags(spec)
+        if header is None or not (spec.gguf and gpus and spec.vram == "auto" and spec.ladder is None):
+            return False
+        from swapd.gguf.model import KNOWN
 
-    def _is_unsure(self, spec: LaunchSpec, gpus: Sequence[DeviceSample]) -> bool:
-        if not (spec.gguf and gpus and spec.vram == "auto" and spec.ladder is None):
+        odd = flags.unknown or flags.mmproj or flags.split_mode not in ("layer", "none") or flags.override_tensors
+        if header.architecture in KNOWN and not odd:
             return False
         if self._store.projection(self._key(spec, gpus)) is not None or self._store.loads(self._key(spec, gpus)):
             return False

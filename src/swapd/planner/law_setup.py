@@ -78,6 +78,7 @@ def _facts(
         overhead_bytes={g.id: info.overhead(spec.id, g.id) for g in gpus or ()},
         need_bytes={} if size is None or size.alone_on else size.need_bytes,
         load_mode_flag=build.load_mode if build else "",
+        jinja_default=build.jinja if build else None,
         dangling_link=_dangling(path),
     )
 

@@ -322,6 +322,20 @@ class Supervisor:
         """All ids, in file order."""
         return tuple(self.catalog.models)
 
+    @property
+    def sample(self) -> MachineSample:
+        """The last reading."""
+        return self._sample
+
+    def is_anything_loaded(self) -> bool:
+        """Whether any process lives or is about to."""
+        state = self.scheduler.state
+        return bool(state.live or state.plans or len(state.line))
+
+    def size_anew(self, model: ModelId) -> None:
+        """More is known of a model than when it was last sized."""
+        self._sized.discard(model)
+
     def devices_known(self) -> bool:
         """False while the GPUs cannot be read."""
         return self._sample.gpus_known
