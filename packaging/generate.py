@@ -22,7 +22,7 @@ HERE: Final = Path(__file__).parent
 WORDS: Final[dict[str, Any]] = tomllib.loads((HERE.parent / "docs" / "generate_reference.toml").read_text("utf-8"))
 COMPLETIONS: Final = {"bash/swapd": BashComplete, "zsh/_swapd": ZshComplete, "fish/swapd.fish": FishComplete}
 FILES: Final = {
-    "./swapd.toml, $XDG_CONFIG_HOME/swapd/swapd.toml, /etc/swapd/swapd.toml": "The configuration: the first that is there.",
+    "./swapd.toml, $XDG_CONFIG_HOME/swapd/swapd.toml, /etc/swapd/swapd.toml": "The configuration: the first found.",
     "$XDG_STATE_HOME/swapd": "Measured sizes, the address of a running swapd, its list of processes.",
 }
 ENVIRONMENT: Final = {

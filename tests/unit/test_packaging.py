@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +17,12 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_packaging", ROOT / "packaging" / "generate.py")
+LOOKED_AT = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0"}
+"""Licences that may be combined with Apache-2.0 and shipped beside it."""
+
+
+def generator(path: str = "packaging/generate.py") -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_something", ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -54,3 +59,12 @@ def test_version_has_one_place() -> None:
 def test_what_the_wheel_installs_beside_the_package_exists(where: str) -> None:
     for pattern in PROJECT["tool"]["setuptools"]["data-files"][where]:
         assert list(ROOT.glob(pattern)), pattern
+
+
+def test_licences_are_current_and_each_was_looked_at() -> None:
+    page = (ROOT / "docs" / "licences.md").read_text()
+    assert page == generator("docs/generate_licences.py").page(), "run: python docs/generate_licences.py"
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and "| package" not in line]
+    assert len(rows) > 15
+    for _, name, _, stated, *_ in rows:
+        assert set(re.split(r" AND | OR ", stated.strip())) <= LOOKED_AT, name
