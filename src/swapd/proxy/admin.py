@@ -67,7 +67,7 @@ def _add_views(api: FastAPI, supervisor: Supervisor, routes: Routes, settings: P
         route_of(routes, model)
         if follow:
             return StreamingResponse(_lines(supervisor.follow(model)), media_type="text/plain; charset=utf-8")
-        return PlainTextResponse(_ANSI.sub("", supervisor.log(model).decode("utf-8", "replace")))
+        return PlainTextResponse(without_colours(supervisor.log(model).decode("utf-8", "replace")))
 
     @api.get("/api/explain/{model:path}")
     async def get_explain(model: str) -> JSONResponse:
@@ -107,6 +107,11 @@ def _add_orders(api: FastAPI, supervisor: Supervisor, routes: Routes) -> None:
         return JSONResponse({"unloaded": loaded}, 200 if wait else 202)
 
 
+def without_colours(text: str) -> str:
+    """A process's output as text: without the escape sequences of a terminal."""
+    return _ANSI.sub("", text)
+
+
 async def _events(status: Mapping[str, Any], changes: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
     yield f"event: status\ndata: {json.dumps(status)}\n\n".encode()
     coming = asyncio.ensure_future(anext(changes))
@@ -127,7 +132,7 @@ async def _events(status: Mapping[str, Any], changes: AsyncIterator[Mapping[str,
 async def _lines(output: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     async for chunk in output:
-        yield _ANSI.sub("", decoder.decode(chunk)).encode()
+        yield without_colours(decoder.decode(chunk)).encode()
 
 
 async def _swapd_error(request: Request, error: Exception) -> Response:

@@ -8,6 +8,9 @@ from typing import cast
 from swapd.core.spec import ModelId, RouteSpec
 from swapd.proxy.admin import build_api
 from swapd.proxy.asgi import App, Endpoint
+from swapd.proxy.compat.llama_swap import LlamaSwap
+from swapd.proxy.compat.ollama import Ollama
+from swapd.proxy.compat.router import LlamaRouter
 from swapd.proxy.exchange import Relay
 from swapd.proxy.forward import Forwarder
 from swapd.proxy.guard import Guard
@@ -47,10 +50,27 @@ def build_app(supervisor: Supervisor, routes: Mapping[ModelId, RouteSpec], setti
         "/models": is_get(listing.all),
         "/v1/models": is_get(listing.all),
     }
+    llama_swap, ollama = LlamaSwap(supervisor, routes), Ollama(supervisor, routes, settings)
+    llama_router = LlamaRouter(supervisor, routes, settings)
+    exact |= {
+        "/running": is_get(llama_swap.running),
+        "/unload": {"GET": llama_swap.unload},
+        "/logs": is_get(llama_swap.logs),
+        "/logs/stream": {"GET": llama_swap.logs_stream},
+        "/api/models/unload": {"POST": llama_swap.unload_all},
+        "/models/load": {"POST": llama_router.load},
+        "/models/unload": {"POST": llama_router.unload},
+        "/api/tags": is_get(ollama.tags),
+        "/api/ps": is_get(ollama.ps),
+        "/api/version": is_get(ollama.version),
+        "/api/show": {"POST": ollama.show},
+    }
     prefixes: dict[str, Methods] = {prefix: {"POST": forwarder.by_body} for prefix in MODEL_ROUTED_PREFIXES}
     prefixes |= {
         "/v1/models/": is_get(listing.one),
         "/upstream/": dict.fromkeys(ANY_METHOD, forwarder.by_path),
+        "/logs/stream/": {"GET": llama_swap.logs_stream},
+        "/api/models/unload/": {"POST": llama_swap.unload_one},
         "/api/": dict.fromkeys(ANY_METHOD, api),
     }
     return Guard(Router(exact, prefixes), settings)

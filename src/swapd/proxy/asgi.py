@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
 Scope: TypeAlias = dict[str, Any]
@@ -37,3 +39,27 @@ async def respond(send: Send, status: int, body: bytes, headers: Headers | None 
             own = [(b"content-type", b"application/json"), *own]
     await send({"type": "http.response.start", "status": status, "headers": own})
     await send({"type": "http.response.body", "body": body})
+
+
+async def stream(receive: Receive, send: Send, chunks: AsyncGenerator[bytes, None], headers: Headers) -> None:
+    """Send what comes as it comes, until it ends or the client has gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    try:
+        async with asyncio.TaskGroup() as group, aclosing(chunks):
+            watch = group.create_task(_watched(receive))
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            watch.cancel()
+            await send({"type": "http.response.body", "body": b""})
+    except* _Left:
+        pass
+
+
+class _Left(Exception):
+    """The client has gone."""
+
+
+async def _watched(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise _Left

@@ -37,6 +37,8 @@ class Cycle(RequestResponseCycle):
     def watch(self, on_hang_up: Callable[[], None] | None) -> bool:
         """Call back when the client goes (None: no longer); False if it has gone already."""
         self.on_hang_up = on_hang_up
+        if self.flow.read_paused:  # by the last of a body; a hang-up would not be read
+            self.flow.resume_reading()
         return not self.disconnected
 
     def write(self, body: bytes) -> bool:

@@ -1,0 +1,153 @@
+"""llama-swap's routes, with its field names."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import shlex
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import parse_qs, unquote
+
+from swapd.core.spec import ModelId, RouteSpec
+from swapd.errors import SwapdError, UnknownModel
+from swapd.proxy.admin import without_colours
+from swapd.proxy.asgi import RID, Headers, Receive, Scope, Send, respond, stream
+from swapd.proxy.names import Routes, route_of
+from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
+from swapd.supervisor.pool import Supervisor
+
+_STATES: Final = {
+    "starting": "starting",
+    "ready": "ready",
+    "draining": "ready",
+    "stopping": "stopping",
+    "releasing": "stopping",
+    "lost": "shutdown",
+}
+_PLAIN: Final[Headers] = [(b"content-type", b"text/plain; charset=utf-8")]
+_STREAMED: Final[Headers] = [*_PLAIN, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_SECRET_FLAGS: Final = ("--api-key", "--api-key-file", "--hf-token", "-hft")
+
+
+class LlamaSwap:
+    """``/running``, ``/unload``, ``/logs`` and ``/api/models/unload``."""
+
+    def __init__(self, supervisor: Supervisor, routes: Routes) -> None:
+        self._supervisor, self._routes = supervisor, routes
+
+    async def running(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The models that are not stopped."""
+        states = {route.id: self._supervisor.state_of(route.id) for route in self._routes.values()}
+        rows = [_row(route, states[route.id]) for route in self._routes.values() if states[route.id] in _STATES]
+        await respond(send, 200, json.dumps({"running": rows}).encode())
+
+    async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET ``/unload``: all, and answers when they are gone."""
+        if await self._unloaded(scope, send, self._loaded()):
+            await respond(send, 200, b"OK", _PLAIN)
+
+    async def unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST ``/api/models/unload``: the same."""
+        if await self._unloaded(scope, send, self._loaded()):
+            await respond(send, 200, b'{"msg":"ok"}')
+
+    async def unload_one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST ``/api/models/unload/{id}``."""
+        name = _name(scope, b"/api/models/unload/")
+        if await self._unloaded(scope, send, [name]):
+            await respond(send, 200, b"OK", _PLAIN)
+
+    async def logs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The last output of every model."""
+        logs = {model: self._supervisor.log(model) for model in self._supervisor.models()}
+        text = "".join(f"==> {model} <==\n{log.decode('utf-8', 'replace')}" for model, log in logs.items() if log)
+        await respond(send, 200, without_colours(text).encode(), _PLAIN)
+
+    async def logs_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/logs/stream[/{id}]``: what comes from every model or from one; ``?no-history``: without what came."""
+        name = _name(scope, b"/logs/stream").removeprefix("/")
+        try:
+            everything = name in ("", "upstream", "proxy") and name not in self._routes
+            models = list(self._supervisor.models()) if everything else [route_of(self._routes, name).id]
+        except UnknownModel as error:
+            await _refuse(scope, send, error)
+            return
+        no_history = b"no-history" in parse_qs(scope["query_string"], keep_blank_values=True)
+        await stream(receive, send, self._followed(models, skip=no_history), _STREAMED)
+
+    async def _followed(self, models: Iterable[ModelId], *, skip: bool) -> AsyncGenerator[bytes, None]:
+        """The output of several models as it comes."""
+        news: asyncio.Queue[bytes] = asyncio.Queue(64)
+
+        async def follow(model: ModelId) -> None:
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            past = len(self._supervisor.log(model)) if skip else 0
+            async for chunk in self._supervisor.follow(model):
+                past, fresh = max(past - len(chunk), 0), chunk[past:]
+                if fresh:
+                    await news.put(without_colours(decoder.decode(fresh)).encode())
+
+        async with asyncio.TaskGroup() as group:
+            following = {group.create_task(follow(model)) for model in models}
+            ended = group.create_task(_all_done(following, news))
+            try:
+                while chunk := await news.get():
+                    yield chunk
+            finally:
+                for task in (*following, ended):
+                    task.cancel()
+
+    def _loaded(self) -> list[ModelId]:
+        stopped = ("stopped", "failed", "lost")
+        return [model for model in self._supervisor.models() if self._supervisor.state_of(model) not in stopped]
+
+    async def _unloaded(self, scope: Scope, send: Send, names: list[str]) -> bool:
+        """Whether they are gone; answers with the error if not."""
+        try:
+            models = [route_of(self._routes, name).id for name in names]
+            await asyncio.gather(*(self._supervisor.unload(model) for model in models))
+        except SwapdError as error:
+            await _refuse(scope, send, error)
+            return False
+        return True
+
+
+async def _all_done(tasks: set[asyncio.Task[None]], news: asyncio.Queue[bytes]) -> None:
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait(tasks)
+        await news.put(b"")
+
+
+async def _refuse(scope: Scope, send: Send, error: SwapdError) -> None:
+    await respond(send, status_of(error), error_body(error, Shape.OPENAI, scope[RID]), error_headers(error))
+
+
+def _name(scope: Scope, prefix: bytes) -> str:
+    raw: bytes = scope["raw_path"]
+    return unquote(raw.removeprefix(prefix).decode("latin-1"))
+
+
+def _row(route: RouteSpec, state: str) -> dict[str, object]:
+    return {
+        "model": route.id,
+        "state": _STATES[state],
+        "cmd": shlex.join(_without_secrets(route.facts.command)),
+        "proxy": "",
+        "ttl": round(route.idle_timeout_s),
+        "name": route.id,
+        "description": route.description,
+    }
+
+
+def _without_secrets(command: Iterable[str]) -> list[str]:
+    shown: list[str] = []
+    for word in command:
+        flag, equals, _ = word.partition("=")
+        if shown and shown[-1] in _SECRET_FLAGS:
+            shown.append("***")
+        else:
+            shown.append(f"{flag}=***" if equals and flag in _SECRET_FLAGS else word)
+    return shown
