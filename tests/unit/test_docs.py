@@ -100,6 +100,24 @@ def test_every_error_has_a_remedy_and_no_other() -> None:
     assert set(words["other_errors"]) == set(generator().OTHER_STATUSES)
 
 
+def test_troubleshooting_has_every_code_and_no_other() -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## `(\w+)`\n\n(\d{3})[.,]", text, re.MULTILINE))
+    other = {code: str(status) for code, status in generator().OTHER_STATUSES.items()}
+    assert sections == {error.code: str(status) for error, status in STATUSES.items()} | other
+
+
+NEEDS = {"docker", "gguf", "network", "root", "systemd", "time", "a service"}
+MARKED = re.compile(r"^<!-- needs: ([^>]*) -->\n```(\w+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_command_blocks_say_what_they_need_in_known_words(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert {need for need, _ in MARKED.findall(text)} <= NEEDS
+    assert text.count("<!-- needs:") == len(MARKED.findall(text)), "a mark stands right before its block"
+
+
 VALUES: dict[str, str] = {
     "server.default_model": '"m"',
     "server.loading_status": '"comment"',
