@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ENDLESS_BYTES = 1 << 50
-"""RAM of a machine that only its GPUs are given of."""
-
 
 class MonotonicClock:
     """Implements ``supervisor.ports.Clock``."""
@@ -249,7 +246,7 @@ def plan(
         ConfigError, GgufError: a file, a flag or a machine that cannot be read.
     """
     from swapd.planner import plan as planning
-    from swapd.planner.machine import DEFAULT_HEADROOM_BYTES, machine_of, typed_machine
+    from swapd.planner.machine import DEFAULT_HEADROOM_BYTES, ENDLESS_BYTES, machine_of, typed_machine
 
     keep = DEFAULT_HEADROOM_BYTES if headroom is None else headroom
     if gpus:

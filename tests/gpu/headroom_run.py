@@ -5,9 +5,11 @@ Run on a machine with one NVIDIA GPU:
     python -m tests.gpu.headroom_run --engine DIR/llama-server --models DIR --out result.json
 
 The engine's libraries are found through LD_LIBRARY_PATH. DIR holds GGUFs (any; the synthetic ones of the
-measurements will do). Most of the card is taken by one plain
-allocation, so that the models have to make room for each other, and its size changes between rounds. A sampler reads
-NVML every 10 ms; every load and request is noted with what was predicted, reserved and measured.
+measurements will do). Most of the card is taken by one plain allocation, so that the models have to make room for each
+other. In the first round each is loaded as predicted; then the allocation leaves just what a pair of them was measured
+to take, the headroom and SPARE_MIB. The first two models are also asked for with ``ctx = "auto"`` and ``n_cpu_moe =
+"auto"``, which take what is free. A sampler reads NVML every 10 ms; every load and request is noted with what was
+predicted, reserved and measured.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ import pynvml
 MIB = 1 << 20
 HEADROOM_MIB = 1024
 PORT = 18_080
-ROUNDS = ((20_000, 3), (13_000, 2), (9_000, 1))
-"""MiB left free for swapd, and how often every model is asked."""
+LOOSE_MIB = 20_000
+"""Left free for swapd in the first round."""
+SPARE_MIB = 16
+"""What a tight round leaves beyond a pair's measured sizes and the headroom."""
+TIGHT_ROUNDS = 3
 
 
 class Sampler(threading.Thread):
@@ -99,9 +104,18 @@ def configuration(engine: Path, models: list[Path], folder: Path) -> Path:
         '[defaults]\nbinary = "cuda"\nexpect_gpu = true\nargs = "-np 1"\nctx = 8192',
     ]
     lines += [f'[models."{path.stem}"]\ngguf = {json.dumps(str(path))}' for path in models]
+    lines += [
+        f'[models."{name}"]\ngguf = {json.dumps(str(path))}\n{key} = "auto"' for name, path, key in elastic(models)
+    ]
     file = folder / "swapd.toml"
     file.write_text("\n".join(lines) + "\n")
     return file
+
+
+def elastic(models: list[Path]) -> list[tuple[str, Path, str]]:
+    """Ids, files and the key that is left open."""
+    ways = [("ctx", models[0])] + [("n_cpu_moe", path) for path in models if "moe" in path.stem or "hyb" in path.stem]
+    return [(f"{path.stem}-auto-{key}", path, key) for key, path in ways]
 
 
 def call(method: str, path: str, body: Any = None, timeout: float = 300) -> tuple[int, Any]:
@@ -131,7 +145,7 @@ def one_visit(model: str, sampler: Sampler, ballast: Ballast) -> dict[str, Any]:
     started = time.monotonic()
     status, answer = ask(model, 40)
     record: dict[str, Any] = {"model": model, "free_beside_ballast_mib": ballast.free, "status": status}
-    record["needed_mib"] = explained["needed_mib"]
+    record["needed_mib"], record["args"] = explained["needed_mib"], explained["args"]
     record["seconds"] = round(time.monotonic() - started, 2)
     if status == 200:
         long_status, _ = ask(model, 2200)
@@ -155,22 +169,36 @@ def one_visit(model: str, sampler: Sampler, ballast: Ballast) -> dict[str, Any]:
 def run(engine: Path, models: list[Path], folder: Path) -> dict[str, Any]:
     sampler = Sampler()
     sampler.start()
-    visits: list[dict[str, Any]] = []
-    command = [sys.executable, "-m", "swapd", "serve", "--config", str(configuration(engine, models, folder))]
-    for leave_mib, times in ROUNDS:
-        ballast = Ballast(sampler, leave_mib)
-        with (folder / f"serve-{leave_mib}.log").open("wb") as log:
-            server = subprocess.Popen(command, stderr=log)
-            try:
-                wait_until_it_answers()
-                for _ in range(times):
-                    visits += [one_visit(m.stem, sampler, ballast) for m in models]
-            finally:
-                server.send_signal(signal.SIGTERM)
-                server.wait(60)
-                ballast.release()
-                time.sleep(1)
-    return {"visits": visits, "free_at_end_mib": sampler.free()}
+    file = configuration(engine, models, folder)
+    names = [m.stem for m in models]
+    open_names = [name for name, _, _ in elastic(models)]
+    visits, sizes = one_round(file, folder, sampler, LOOSE_MIB, names + open_names)
+    pairs = sorted({a + b for a in sizes.values() for b in sizes.values() if a < b}, reverse=True)[:TIGHT_ROUNDS]
+    for pair_mib in pairs:
+        leave = pair_mib + HEADROOM_MIB + SPARE_MIB
+        visits += one_round(file, folder, sampler, leave, names + open_names + list(reversed(names)))[0]
+    return {"visits": visits, "sizes_mib": sizes, "free_at_end_mib": sampler.free()}
+
+
+def one_round(
+    file: Path, folder: Path, sampler: Sampler, leave_mib: int, order: list[str]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Visits in this order beside a ballast that leaves so much; and what each model was measured to take."""
+    ballast = Ballast(sampler, leave_mib)
+    with (folder / f"serve-{leave_mib}.log").open("wb") as log:
+        command = [sys.executable, "-m", "swapd", "serve", "--config", str(file)]
+        server = subprocess.Popen(command, stderr=log)
+        try:
+            wait_until_it_answers()
+            time.sleep(5)  # engines are asked about what the formulas do not know
+            visits = [one_visit(name, sampler, ballast) for name in order]
+            rows = call("GET", "/api/status")[1]["models"]
+            return visits, {m["id"]: sum(m["reserved_mib"].values()) for m in rows if "-auto-" not in m["id"]}
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+            ballast.release()
+            time.sleep(1)
 
 
 def wait_until_it_answers() -> None:
@@ -185,7 +213,7 @@ def wait_until_it_answers() -> None:
 
 
 def judged(result: dict[str, Any]) -> dict[str, Any]:
-    """The verdict: headroom held, everything that could fit was loaded, and how far predictions were off."""
+    """The verdict: headroom held, what could fit was loaded, and how far off the size counted before a load was."""
     visits = result["visits"]
     loads = [v for v in visits if v.get("loaded_now")]
     return {
@@ -193,9 +221,12 @@ def judged(result: dict[str, Any]) -> dict[str, Any]:
         "requests_refused": sum(v["status"] != 200 for v in visits),
         "below_headroom": [v for v in visits if not v["headroom_held"]],
         "refused_though_it_could_fit": [v for v in visits if v["could_fit"] and v["status"] != 200],
-        "predicted_minus_measured_mib": {
-            v["model"]: sum(v["needed_mib"].get(d, 0) - n for d, n in v["measured_mib"].items()) for v in loads
-        },
+        "lowest_free_mib": min(v["lowest_free_mib"] for v in visits),
+        "reserved_before_minus_measured_mib": [
+            [v["model"], " ".join(v["args"]), sum(v["needed_mib"].get(d, 0) - n for d, n in v["measured_mib"].items())]
+            for v in loads
+            if "-auto-" not in v["model"]  # what is chosen for these depends on who goes
+        ],
     }
 
 

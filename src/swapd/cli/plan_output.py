@@ -76,6 +76,7 @@ def show(result: Result) -> None:
     if result.prediction is not None:
         console.print(_devices([(result.name, result.prediction, dict(result.rooms), 0)]))
         _show_host(console, result.prediction)
+        _warn(result)
         click.echo(result.verdict)
         return
     for plan in result.plans:
@@ -83,10 +84,16 @@ def show(result: Result) -> None:
     rows = [(p.ask.name, p.best.prediction, dict(result.rooms), p.best.step_bytes) for p in result.plans if p.best]
     if rows:
         console.print(_devices(rows))
-    for warning in result.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    _warn(result)
     if result.toml:
         click.echo(result.toml)
+
+
+def _warn(result: Result) -> None:
+    import click
+
+    for warning in result.warnings:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _show_model(console: Any, plan: ModelPlan) -> None:

@@ -85,6 +85,12 @@ def _bar(total: int, free: int, width: int = 16) -> str:
     return "#" * used + "." * (width - used)
 
 
+def _vram(mib: int, errors: dict[str, float]) -> str:
+    """MiB held; in brackets how much more or less than was predicted for the load."""
+    error = round(sum(errors.values()))
+    return f"{mib:,} ({error:+,})" if error else f"{mib:,}"
+
+
 def _models(status: dict[str, Any]) -> Any:
     from rich.markup import escape
     from rich.table import Table
@@ -105,7 +111,7 @@ def _models(status: dict[str, Any]) -> Any:
             f"[{_COLOURS.get(state, 'default')}]{state}{progress}[/]",
             str(model["active"]),
             str(model["queued"]),
-            f"{vram:,}" if loaded and vram else "-",
+            _vram(vram, model.get("prediction_error_mib", {})) if loaded and vram else "-",
             format_duration(model["idle_s"]) if model["idle_s"] is not None else "-",
             escape(model["reason"] or ""),
         )

@@ -96,7 +96,9 @@ class Footprints:
         gpus = self._gpus(spec, self._sample)
         run = f"{self._run}:{model}:{generation}"
         predicted = self._prediction(spec, gpus, args)
-        wanted = {d.id: d.need for d in predicted.devices} if predicted else {}
+        told = (self._store.projection(self._key(spec, gpus)) if predicted and not predicted.exact else None) or {}
+        devices = predicted.devices if predicted else ()
+        wanted = {d.id: told[d.id] + d.overhead if d.id in told else d.need for d in devices}
         load = Load(idle_bytes, peak_bytes, load_s, worked, wanted)
         self._errors[model] = {d: idle_bytes[d] - size for d, size in wanted.items() if idle_bytes.get(d)}
         try:

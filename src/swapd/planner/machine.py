@@ -11,6 +11,8 @@ from swapd.errors import ConfigError
 from swapd.gguf.memory import Gpu
 from swapd.units import GIB, MIB, parse_size
 
+ENDLESS_BYTES = 1 << 50
+"""RAM of a machine that only its GPUs are given of."""
 OVERHEAD_BYTES = 600 * MIB
 """CUDA context and kernels, until this machine's own figure is measured (597.5 MiB on the one measured)."""
 _KEYS = {"id", "total", "free", "overhead", "headroom"}
@@ -40,6 +42,11 @@ class Machine:
     gpus: tuple[PlanGpu, ...]
     ram_bytes: int
     cores: int = 0
+
+    @property
+    def knows_ram(self) -> bool:
+        """Whether anything was said of the RAM."""
+        return self.ram_bytes < ENDLESS_BYTES
 
 
 def parse_gpu(text: str, index: int, headroom_bytes: int) -> PlanGpu:

@@ -9,13 +9,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swapd.core.spec import DeviceId
+from swapd.core.flags import EngineFlags
+from swapd.core.ledger import DeviceSample
+from swapd.core.spec import RAM, DeviceId
 from swapd.errors import ConfigError
 from swapd.gguf.header import read_header
 from swapd.gguf.memory import Prediction
 from swapd.llama.flags import CTX_FLAGS, has_flag, parse_flags
 from swapd.planner.estimate import prediction
-from swapd.planner.machine import Machine
+from swapd.planner.law_facts import ModelFacts, Setup
+from swapd.planner.laws import findings
+from swapd.planner.machine import Machine, PlanGpu
 from swapd.planner.options import Ask, Ladder, ModelPlan, Option
 from swapd.planner.search import USUAL_CTX_TOKENS, plan_set
 from swapd.units import format_size, parse_size
@@ -85,14 +89,46 @@ def predict_only(ask: Ask, machine: Machine) -> Result:
         flags = replace(flags, ctx_tokens=ask.ctx_tokens or usual)
     found = prediction(ask.header, flags, [g.gpu for g in machine.gpus])
     rooms = tuple((g.gpu.id, g.gpu.free_bytes) for g in machine.gpus)
-    return Result(rooms, ask.name, found, _verdict(found, machine))
+    broken = _broken([(ask, flags, machine.gpus)], machine)
+    return Result(rooms, ask.name, found, _verdict(found, machine), warnings=broken)
 
 
 def search(wanted: Sequence[Ask], machine: Machine) -> Result:
     """Choices for a model, or for a set that stays loaded together."""
     plans = tuple(plan_set(wanted, machine))
     rooms = tuple((g.gpu.id, g.gpu.free_bytes) for g in machine.gpus)
-    return Result(rooms, plans=plans, toml=toml(plans, machine) if all(p.best for p in plans) else "")
+    chosen = [(p.ask, p.best.flags, p.best.gpus) for p in plans if p.best is not None]
+    text = toml(plans, machine) if len(chosen) == len(plans) else ""
+    return Result(rooms, plans=plans, toml=text, warnings=_broken(chosen, machine))
+
+
+def _broken(chosen: Sequence[tuple[Ask, EngineFlags, Sequence[PlanGpu]]], machine: Machine) -> tuple[str, ...]:
+    """The laws that these flags break on this machine, with all of the models loaded together."""
+    models = tuple(
+        ModelFacts(
+            ask.name,
+            flags,
+            args=ask.args,
+            header=ask.header,
+            gpus=tuple(_sample(g) for g in gpus),
+            overhead_bytes={g.gpu.id: g.gpu.overhead_bytes for g in gpus},
+        )
+        for ask, flags, gpus in chosen
+    )
+    ram = DeviceSample(RAM, machine.ram_bytes, machine.ram_bytes) if machine.knows_ram else DeviceSample(RAM, 0, None)
+    setup = Setup(
+        models=models,
+        together=(tuple(m.id for m in models),),
+        gpus=tuple(_sample(g) for g in machine.gpus),
+        ram=ram,
+        headroom_bytes={g.gpu.id: g.headroom_bytes for g in machine.gpus},
+        cores=machine.cores,
+    )
+    return tuple(str(finding) for finding in findings(setup))
+
+
+def _sample(one: PlanGpu) -> DeviceSample:
+    return DeviceSample(one.gpu.id, one.gpu.total_bytes, one.gpu.free_bytes)
 
 
 def _verdict(found: Prediction, machine: Machine) -> str:

@@ -118,3 +118,15 @@ def test_files_that_are_missing_or_no_gguf_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"PK\x03\x04 no model at all")
     with pytest.raises(GgufError):
         run(tmp_path / "bad.gguf", "--gpu", "8GiB")
+
+
+def test_laws_that_the_flags_break_are_warned_of(big: Path) -> None:
+    result = run(big, "--args", "-ngl 99 -c 8192 --n-cpu-moe 20 -t 16 -ub 128", "--gpu", "24GiB", "--cores", "8")
+    assert {"N2", "N6"} <= {line.split(": ")[1] for line in result.stderr.splitlines()}
+    fixed = run(big, "--args", "-ngl 99 -c 8192 -t 8", "--gpu", "48GiB", "--cores", "8")
+    assert fixed.stderr == ""
+
+
+def test_what_the_search_chooses_breaks_no_law(big: Path) -> None:
+    result = run(big, "--gpu", "12GiB", "--gpu", "10GiB", "--ctx", "32768", "--ram", "60GiB", "--cores", "8")
+    assert result.stderr == ""
