@@ -43,7 +43,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "context": schema.Context,
     "peers.ID": schema.Peer,
 }
-OTHER_STATUSES: Final = {"not_found": 404, "method_not_allowed": 405, "not_implemented": 501, "internal": 500}
+OTHER_STATUSES: Final = {"not_found": 404, "method_not_allowed": 405, "internal": 500}
 """Of errors that are no class: nothing but their answer knows them."""
 
 

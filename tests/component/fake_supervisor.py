@@ -109,6 +109,9 @@ class FakeSupervisor:
     def state_of(self, model: str) -> str:
         return self.states[model]
 
+    def outlook(self, model: str, rid: str) -> str:
+        return "loading, 42%"
+
     def n_ctx(self, model: str) -> int:
         return 0
 

@@ -197,3 +197,33 @@ async def _rest(client) -> bytes:  # type: ignore[no-untyped-def]
     while chunk := await client.chunk():
         body += chunk
     return body
+
+
+@pytest.mark.parametrize("how", ["comment", "reasoning"])
+def test_waiting_chat_stream_is_told_of_the_load_if_that_is_wanted(how: str) -> None:
+    @on_uvloop
+    async def scenario() -> None:
+        async with world(one_event, header_hold_s=0.02, heartbeat_s=0.02, loading_status=how) as w:
+            w.supervisor.held.add("a")
+            client = await w.client()
+            await client.send(PATHS["chat"], {"model": "a", "stream": True})
+            await client.head()
+            told = await client.chunk()
+            if how == "comment":
+                assert told == b": a: loading, 42%\n\n"
+            else:
+                chunk = json.loads(told.removeprefix(b"data: "))
+                assert chunk["object"] == "chat.completion.chunk" and chunk["model"] == "a"
+                assert chunk["choices"][0]["delta"]["reasoning_content"] == "a: loading, 42%\n"
+            w.supervisor.let_go("a")
+            assert (await _rest(client)).endswith(b"data: first\n\n")
+            client.close()
+
+            w.supervisor.held.add("a")  # the other protocols keep their own form
+            client = await w.client()
+            await client.send(PATHS["messages"], {"model": "a", "stream": True})
+            await client.head()
+            assert await client.chunk() == KEEP_ALIVES["messages"]
+            client.close()
+
+    scenario()

@@ -120,7 +120,6 @@ def test_command_blocks_say_what_they_need_in_known_words(page: Path) -> None:
 
 VALUES: dict[str, str] = {
     "server.default_model": '"m"',
-    "server.loading_status": '"comment"',
     "server.capture": "true",
     "models.ID.aliases": '["x"]',
     "models.ID.keep_context": "true",

@@ -320,7 +320,7 @@ class _Resolver:
                 self._warn((section,), "not yet effective")
         if ("context",) in self.problems.lines:
             self._warn(("context",), "not yet effective")
-        self._warn_keys(self.file.server, ("server",), ("default_model", "loading_status", "capture"))
+        self._warn_keys(self.file.server, ("server",), ("default_model", "capture"))
         for id_, model in self.file.models.items():
             later = ("keep_context", "variants", "params", "aliases")
             self._warn_keys(model, ("models", id_), later)

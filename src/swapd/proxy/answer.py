@@ -108,13 +108,17 @@ class Answer:
             self.direct = self._write
         return True
 
-    def keep_alive(self, *, silent: bool) -> None:
-        """A sign of life in the protocol's own form, after swapd's own head if none is out; ``silent``: head only."""
+    def keep_alive(self, *, silent: bool, told: bytes = b"") -> None:
+        """A sign of life in the protocol's own form, after swapd's own head if none is out; ``silent``: head only.
+
+        ``told``: what goes out in its place while nothing of the engine's is out.
+        """
         if self.stage is Stage.HELD:
             self.stage, self.status = Stage.OPENED, 200
             self._push({"type": "http.response.start", "status": 200, "headers": OWN_STREAM_HEAD})
         if not silent and not self.stuck and self.stage in (Stage.OPENED, Stage.STREAMED):
-            self._push({"type": "http.response.body", "body": KEEP_ALIVES[self.dialect], "more_body": True})
+            body = told if told and self.stage is Stage.OPENED else KEEP_ALIVES[self.dialect]
+            self._push({"type": "http.response.body", "body": body, "more_body": True})
 
     def discard(self) -> None:
         """The client has gone."""

@@ -17,7 +17,7 @@ from swapd.proxy.asgi import Headers, Receive
 from swapd.proxy.bodies import Body, Spool
 from swapd.proxy.headers import request_head
 from swapd.proxy.settings import ProxySettings
-from swapd.proxy.sse import prefill_tps
+from swapd.proxy.sse import prefill_tps, told_comment, told_reasoning
 from swapd.proxy.stepping import Driven
 from swapd.proxy.upstream import Connection, Direct, Gone, Pool
 from swapd.supervisor.pool import Supervisor
@@ -289,5 +289,13 @@ class Exchange:
             raise InstanceDied(f"{self._route.id}: no first byte within {timeout} (first_byte_timeout)")
         if now >= self._beat_at and self._phase not in (Phase.BROKEN, Phase.GONE):
             heartbeat_s = self._relay.settings.heartbeat_s
-            self.answer.keep_alive(silent=heartbeat_s == 0)
+            self.answer.keep_alive(silent=heartbeat_s == 0, told=self._told())
             self._beat_at = now + heartbeat_s if heartbeat_s else inf
+
+    def _told(self) -> bytes:
+        """What a chat stream is told while its model is not ready (``loading_status``)."""
+        how, request = self._relay.settings.loading_status, self._request
+        if how == "off" or self._phase is not Phase.WAITING or not request.target.startswith(b"/v1/chat/completions"):
+            return b""
+        text = f"{self._route.id}: {self._relay.supervisor.outlook(self._route.id, request.rid)}"
+        return told_comment(text) if how == "comment" else told_reasoning(text, request.rid, self._route.id)

@@ -45,6 +45,24 @@ def dialect_of(path: str) -> Dialect:
     return Dialect.RESPONSES if path == "/v1/responses" else Dialect.CHAT
 
 
+def told_comment(text: str) -> bytes:
+    """What a waiting stream is told, where no client reads it but a human may."""
+    return f": {text}\n\n".encode()
+
+
+def told_reasoning(text: str, rid: str, model: str) -> bytes:
+    """The same as a chat chunk that clients show as the model's thinking."""
+    choice = {"index": 0, "delta": {"role": "assistant", "reasoning_content": f"{text}\n"}, "finish_reason": None}
+    chunk = {
+        "id": f"chatcmpl-{rid}",
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice],
+    }
+    return _event("", chunk)
+
+
 def error_event(error: SwapdError, dialect: Dialect, rid: str, model: str) -> bytes:
     """An error after the 200 as the event that makes agents ask again, or stop where asking again cannot help."""
     again = may_succeed_later(error)

@@ -318,6 +318,10 @@ class Supervisor:
         """The word that ``status`` shows for one model."""
         return status.word(self.scheduler.state.records[model])
 
+    def outlook(self, model: ModelId, rid: str) -> str:
+        """What a request that waits for a model may be told: state, progress, place."""
+        return status.outlook(self.scheduler.state.records[model], rid)
+
     def models(self) -> Sequence[ModelId]:
         """All ids, in file order."""
         return tuple(self.catalog.models)

@@ -80,6 +80,16 @@ def _ram(scheduler: Scheduler, ram: DeviceSample) -> dict[str, Any]:
     }
 
 
+def outlook(record: Record, rid: str) -> str:
+    """What a waiting request is told: its model's state, how far its load is, and its place in the model's queue."""
+    if record.state is InstanceState.STARTING:
+        stage = f" ({record.stage})" if record.stage else ""
+        return "loading" if record.progress is None else f"loading, {record.progress:.0%}{stage}"
+    places = list(record.queue)
+    place = f"place {places.index(rid) + 1} of {len(places)}" if rid in record.queue else "next"
+    return f"waiting ({'not loaded' if record.state is InstanceState.STOPPED else record.state.value}), {place}"
+
+
 def _model(
     scheduler: Scheduler, record: Record, instances: Instances, pids: Mapping[ModelId, int], now: float
 ) -> dict[str, Any]:

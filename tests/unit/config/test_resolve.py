@@ -94,7 +94,6 @@ def test_the_words_of_a_cmd_are_the_operators() -> None:
         ("[context]\nmin_tokens = 1", "5: context"),
         ('[peers.p]\nurl = "http://x"', "5: peers"),
         ('[server]\ndefault_model = "a"', "6: server.default_model"),
-        ('[server]\nloading_status = "comment"', "6: server.loading_status"),
         ("[server]\ncapture = true", "6: server.capture"),
     ],
 )
