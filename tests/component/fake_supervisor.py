@@ -98,13 +98,18 @@ class FakeSupervisor:
                 "loads": 2,
                 "load_s": 1.5,
                 "reserved_mib": {"GPU-0": 9},
+                "measured_mib": {},
+                "ram_mib": 0,
+                "context_saved": False,
+                **dict.fromkeys(("reason", "pid", "progress", "idle_s", "loaded_s", "group", "last_error")),
             }
             for model, state in self.states.items()
         ]
         return {"devices": [gpu], "ram": ram, "models": models, "known": self.known}
 
     def explain(self, model: str) -> Mapping[str, Any]:
-        return {"model": model, "verdict": "fits"}
+        room = {"needed_mib": {"GPU-0": 9}, "available_mib": {"GPU-0": 99}}
+        return {"model": model, "state": self.states[model], "action": "start", "evicts": [], "why": "it fits", **room}
 
     def state_of(self, model: str) -> str:
         return self.states[model]

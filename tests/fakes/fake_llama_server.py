@@ -339,11 +339,34 @@ def handle(connection, method, target, headers, body):
         return connection.answer(503, error(503, "Loading model", "unavailable_error"))
     if ARGS.api_key and headers.get("authorization") != "Bearer " + ARGS.api_key:
         return connection.answer(401, error(401, "Invalid API Key", "authentication_error"))
+    if headers.get("upgrade", "").lower() == "websocket":
+        return echo_websocket(connection, path, headers)
     if method == "POST":
         return work(connection, path, headers, body)
     if path in LOOKUPS:
         return connection.answer(200, *LOOKUPS[path]())
     return connection.answer(404, error(404, "File Not Found", "not_found_error"))
+
+
+def echo_websocket(connection, path, headers):
+    """Sends every byte back until the client leaves."""
+    import base64
+    import hashlib
+
+    key = headers.get("sec-websocket-key", "") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+    event("websocket", ', "path": %s' % quoted(path))
+    connection.send(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    b"Sec-WebSocket-Accept: %b\r\n\r\n" % accept.encode())  # fmt: skip
+    try:
+        while True:
+            while not connection.buffer:
+                connection.fill()
+            data, connection.buffer = connection.buffer, b""
+            connection.send(data)
+    except Gone:
+        event("disconnect", ', "path": %s' % quoted(path))
+        raise
 
 
 def props():
@@ -379,6 +402,10 @@ def work(connection, path, headers, body):
     event("req", ', "path": %s, "n": %d, "auth": %s' % (quoted(path), STATE.served,
                                                        quoted(headers.get("authorization", ""))))  # fmt: skip
     try:
+        if headers.get("content-type", "").startswith("multipart/"):
+            import hashlib
+
+            return connection.answer(200, {"sha256": hashlib.sha256(body).hexdigest(), "path": path})
         try:
             ask = json.loads(body or b"{}")
         except ValueError:

@@ -18,6 +18,16 @@ from starlette.exceptions import HTTPException
 from swapd import __version__
 from swapd.core.spec import ModelId
 from swapd.errors import BadRequest, SwapdError
+from swapd.proxy.api_models import (
+    Explanation,
+    ModelState,
+    Responses,
+    Status,
+    Unloaded,
+    finished,
+    problems,
+    text_of,
+)
 from swapd.proxy.asgi import RID
 from swapd.proxy.names import Routes, route_of
 from swapd.proxy.settings import ProxySettings
@@ -38,6 +48,8 @@ def build_api(supervisor: Supervisor, routes: Routes, settings: ProxySettings) -
     api.add_exception_handler(HTTPException, _http_error)
     _add_views(api, supervisor, routes, settings)
     _add_orders(api, supervisor, routes)
+    described = api.openapi
+    api.openapi = lambda: api.openapi_schema or finished(described())  # type: ignore[method-assign]
     return api
 
 
@@ -49,19 +61,27 @@ def _add_views(api: FastAPI, supervisor: Supervisor, routes: Routes, settings: P
         config = {"config": {"path": settings.config_path, "error": settings.config_error}}
         return head | config | supervisor.status()
 
-    @api.get("/api/status")
+    @api.get("/api/status", response_model=Status, responses=problems())
     async def get_status() -> JSONResponse:
         """Devices, RAM and models, as they are now."""
         return JSONResponse(status())
 
-    @api.get("/api/events")
+    @api.get(
+        "/api/events",
+        response_class=StreamingResponse,
+        responses={200: text_of("text/event-stream", "events"), **problems()},
+    )
     async def get_events() -> StreamingResponse:
         """Server-sent events: the status first, then each change of a model's state or load progress."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         events = _events(status(), supervisor.changes())
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
-    @api.get("/api/models/{model:path}/logs")
+    @api.get(
+        "/api/models/{model:path}/logs",
+        response_class=PlainTextResponse,
+        responses={200: text_of("text/plain", "the output"), **problems(400, 404)},
+    )
     async def get_logs(model: str, *, follow: bool = False) -> Response:
         """The model's output: its last bytes, and with ``follow=1`` what comes."""
         route_of(routes, model)
@@ -69,7 +89,7 @@ def _add_views(api: FastAPI, supervisor: Supervisor, routes: Routes, settings: P
             return StreamingResponse(_lines(supervisor.follow(model)), media_type="text/plain; charset=utf-8")
         return PlainTextResponse(without_colours(supervisor.log(model).decode("utf-8", "replace")))
 
-    @api.get("/api/explain/{model:path}")
+    @api.get("/api/explain/{model:path}", response_model=Explanation, responses=problems(404))
     async def get_explain(model: str) -> JSONResponse:
         """What a request for the model would do now, and why."""
         return JSONResponse(dict(supervisor.explain(route_of(routes, model).id)))
@@ -79,7 +99,13 @@ def _add_orders(api: FastAPI, supervisor: Supervisor, routes: Routes) -> None:
     def state(model: ModelId, status_code: int) -> JSONResponse:
         return JSONResponse({"id": model, "state": supervisor.state_of(model)}, status_code)
 
-    @api.post("/api/models/{model:path}/load")
+    accepted: Responses = {202: {"model": ModelState, "description": "with wait=0: it was begun"}}
+
+    @api.post(
+        "/api/models/{model:path}/load",
+        response_model=ModelState,
+        responses={**accepted, **problems(400, 404, 409, 429, 502, 503, 504)},
+    )
     async def load(request: Request, model: str, *, wait: bool = True) -> JSONResponse:
         """Load a model: 200 when it is ready, or the error; with ``wait=0`` 202 at once."""
         ticket = supervisor.load(route_of(routes, model).id, rid=request.scope[RID])
@@ -91,13 +117,21 @@ def _add_orders(api: FastAPI, supervisor: Supervisor, routes: Routes) -> None:
             ticket.close(served=False)
         return state(model, 200)
 
-    @api.post("/api/models/{model:path}/unload")
+    @api.post(
+        "/api/models/{model:path}/unload",
+        response_model=ModelState,
+        responses={**accepted, **problems(400, 404, 502)},
+    )
     async def unload(model: str, *, force: bool = False, wait: bool = True) -> JSONResponse:
         """Unload a model: 200 when its process is gone; ``force=1``: no drain; ``wait=0``: 202 at once."""
         await supervisor.unload(route_of(routes, model).id, force=force, wait=wait)
         return state(model, 200 if wait else 202)
 
-    @api.post("/api/unload")
+    @api.post(
+        "/api/unload",
+        response_model=Unloaded,
+        responses={202: {"model": Unloaded, "description": "with wait=0: it was begun"}, **problems(400, 502)},
+    )
     async def unload_all(*, force: bool = False, wait: bool = True) -> JSONResponse:
         """Unload every model."""
         loaded = [model for model in supervisor.models() if supervisor.state_of(model) not in ("stopped", "failed")]

@@ -83,7 +83,7 @@ def _cors(origin: bytes) -> Headers:
 def _preflight(headers: Mapping[bytes, bytes]) -> Headers:
     """The answer to OPTIONS: needs no key, wakes no model."""
     if b"origin" not in headers:
-        return [(b"allow", _METHODS)]
+        return []
     answer: Headers = [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", b"600")]
     wanted = headers.get(b"access-control-request-headers", b"")
     if wanted and _HEADER_LIST.fullmatch(wanted):
