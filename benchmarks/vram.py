@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tests.unit.gguf.measured import (
-    MIB,
     OVERHEAD_MIB,
     gpus,
+    host_errors,
     idle_errors,
     measurements,
     models,
     peak_errors,
-    predicted,
 )
 
 from swapd.gguf.memory import predict
@@ -43,8 +42,8 @@ def main(args: Sequence[str]) -> None:
     fitted = [row for row in measurements() if "fit" in row]
     _print_summary("llama-fit-params + overhead", (_fit_error(row) for row in fitted))
     _print_summary("the same configurations, swapd", (error for row in fitted for error in idle_errors(row)))
-    for kind, key in (("anonymous", "RssAnon"), ("pinned", "RssShmem"), ("mapped", "RssFile")):
-        _print_summary(f"host, {kind}", (_host_error(row, kind, key) for row in measurements() if "host" in row))
+    for kind in ("anonymous", "pinned", "mapped"):
+        _print_summary(f"host, {kind}", (host_errors(row)[kind][0] for row in measurements() if "host" in row))
     print(f"\nslowest prediction: {1000 * max(_seconds(row) for row in measurements() if row['gpus']):.0f} ms")
 
 
@@ -66,10 +65,6 @@ def _print_summary(words: str, errors: Iterable[float]) -> None:
 
 def _fit_error(row: dict[str, Any]) -> float:
     return float(row["fit"] + OVERHEAD_MIB - row["vram"][0])
-
-
-def _host_error(row: dict[str, Any], kind: str, key: str) -> float:
-    return float(getattr(predicted(row).host, kind) / MIB - row["host"][key])
 
 
 def _seconds(row: dict[str, Any]) -> float:

@@ -40,7 +40,7 @@ def build() -> Path:
     """Build it in a virtual environment of its own."""
     venv.create(HOME / "venv", with_pip=True)
     pip = [str(HOME / "venv" / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    # Not for this very CPU (AVX2 and its like instead): a virtual machine may name instructions (AMX) that it then refuses
+    # For AVX2 instead of this very CPU: a virtual machine may name instructions (AMX) that it then refuses
     flags = "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DGGML_NATIVE=OFF"
     env = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 2), "CMAKE_ARGS": flags, **os.environ}
     subprocess.run(

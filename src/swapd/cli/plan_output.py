@@ -47,7 +47,8 @@ def prediction_tree(found: Prediction) -> dict[str, Any]:
     host = {
         "need_mib": _mib(found.host.need),
         "mapped_mib": _mib(found.host.mapped),
-        "anon_mib": _mib(found.host.anonymous),
+        "anon_mib": _mib(found.host.anonymous + found.host.working),
+        "anon_idle_mib": _mib(found.host.anonymous),
         "pinned_mib": _mib(found.host.pinned),
         "may_come_mib": _mib(found.host.may_come),
     }
@@ -182,7 +183,7 @@ def _host_cells(need: int, mapped: int) -> Iterator[str]:
 def _show_host(console: Any, found: Prediction) -> None:
     host = found.host
     console.print(
-        f"RAM: {host.anonymous // MIB:,} MiB anonymous, {host.pinned // MIB:,} pinned, "
+        f"RAM: {(host.anonymous + host.working) // MIB:,} MiB anonymous, {host.pinned // MIB:,} pinned, "
         f"{host.mapped // MIB:,} mapped from the file; up to {host.may_come // MIB:,} may come (prompt cache)"
     )
 

@@ -16,15 +16,22 @@ CHECKPOINTS = 32
 """Context checkpoints a slot may keep (``--ctx-checkpoints``)."""
 PROCESS = 55 * MIB
 """Tokenizer, HTTP server, graphs: measured without a GPU."""
-CUDA_PROCESS = 220 * MIB
-"""The same with a CUDA context, after first requests (205 before them, 235 after)."""
-CUBLAS_PROCESS = 70 * MIB
-"""cuBLAS's libraries; half-way between before and after the first batch."""
-DELTA_PROCESS = 46 * MIB
-"""Kernels of recurrent layers."""
-SCORES_PROCESS = 40 * MIB
+CUDA_PROCESS = 205 * MIB
+"""The same with a CUDA context."""
+DELTA_PROCESS, DELTA_TOKEN = 30 * MIB, 32 << 10
+"""Graphs of recurrent layers, and what they take for each token of a ubatch."""
+DRAFT_PROCESS = 56 * MIB
+"""One more context."""
+FIRST_REQUESTS = 30 * MIB
+"""What the first requests add to any process."""
+CUBLAS_WORKING = 80 * MIB
+"""cuBLAS's libraries, loaded by the first batch that needs them."""
+SCORES_WORKING = 40 * MIB
 """Kernels of attention without flash attention."""
-DRAFT_PROCESS = 60 * MIB
+DRAFT_WORKING = 60 * MIB
+CHECKPOINTS_OF_A_PROMPT = 2
+CHECKPOINT_TOKENS = 2304
+"""A slot of fewer tokens has no prompt so long that it makes them."""
 CUDA_PINNED = 12 * MIB
 CUDA_MAPPED = 164 * MIB
 """Libraries, and /dev/nvidia*."""
@@ -35,17 +42,21 @@ _REPACKED = frozenset(["Q4_0", "Q4_K", "IQ4_NL"])
 
 @dataclass(frozen=True, slots=True)
 class HostBytes:
-    """``anonymous`` and ``pinned`` cannot be reclaimed; ``mapped`` is page cache; ``may_come`` fills over time."""
+    """``anonymous`` (after the load) and ``pinned`` cannot be reclaimed; ``mapped`` is page cache.
+
+    ``working`` comes with the first long request of each slot, ``may_come`` fills over time.
+    """
 
     anonymous: int
     pinned: int
     mapped: int
     may_come: int
+    working: int = 0
 
     @property
     def need(self) -> int:
         """What must be there."""
-        return self.anonymous + self.pinned
+        return self.anonymous + self.working + self.pinned
 
 
 def uses_mmap(flags: EngineFlags) -> bool:
@@ -88,14 +99,22 @@ def checkpoint_bytes(model: Model, run: Run) -> int:
     return size
 
 
-def process_bytes(model: Model, run: Run, *, cuda: bool, cublas: bool) -> int:
-    """The process itself; the first checkpoint is in it."""
+def process_bytes(model: Model, run: Run, *, cuda: bool) -> int:
+    """The process itself after the load."""
     if not cuda:
         return PROCESS
-    size = CUDA_PROCESS + (CUBLAS_PROCESS if cublas else 0) + (0 if run.flash else SCORES_PROCESS)
-    if any(model.is_recurrent(layer) for layer in range(model.layers)):
-        size += DELTA_PROCESS
-    return size + checkpoint_bytes(model, run)
+    recurrent = any(model.is_recurrent(layer) for layer in range(model.layers))
+    return CUDA_PROCESS + (DELTA_PROCESS + DELTA_TOKEN * run.tokens if recurrent else 0)
+
+
+def working_bytes(model: Model, run: Run, size: Slots, *, cuda: bool, cublas: bool) -> int:
+    """What the first long request of each slot adds: libraries, kernels, and context checkpoints."""
+    if not cuda:
+        return 0
+    slot = size.cells if size.streams > 1 or size.sequences == 1 else size.ctx // size.sequences
+    kept = CHECKPOINTS_OF_A_PROMPT * size.sequences if slot >= CHECKPOINT_TOKENS else 0
+    libraries = (CUBLAS_WORKING if cublas else 0) + (0 if run.flash else SCORES_WORKING)
+    return FIRST_REQUESTS + libraries + kept * checkpoint_bytes(model, run)
 
 
 def later_bytes(model: Model, flags: EngineFlags, run: Run, size: Slots) -> int:

@@ -18,6 +18,7 @@ from swapd.gguf.host import (
     CUDA_MAPPED,
     CUDA_PINNED,
     DRAFT_PROCESS,
+    DRAFT_WORKING,
     PLAIN_MAPPED,
     HostBytes,
     later_bytes,
@@ -25,6 +26,7 @@ from swapd.gguf.host import (
     process_bytes,
     repacked,
     uses_mmap,
+    working_bytes,
 )
 from swapd.gguf.model import Model
 from swapd.gguf.overhead import growth_bytes, is_multiplied_plainly, overhead_bytes, rounded
@@ -234,10 +236,10 @@ def _host(parts: Sequence[_Part], flags: EngineFlags, cuda: bool, mmproj: GgufHe
     """
     main = parts[0]
     used = bool(main.placement.devices)
-    anonymous = process_bytes(
-        main.model, main.run, cuda=cuda and used, cublas=any(_uses_cublas(part) for part in parts)
-    )
-    anonymous += DRAFT_PROCESS * (sum(len(part.computes) for part in parts) - 1)
+    on_gpu, further = cuda and used, sum(len(part.computes) for part in parts) - 1
+    cublas = any(_uses_cublas(part) for part in parts)
+    anonymous = process_bytes(main.model, main.run, cuda=on_gpu) + DRAFT_PROCESS * further
+    working = working_bytes(main.model, main.run, main.size, cuda=on_gpu, cublas=cublas) + DRAFT_WORKING * further
     pinned, mapped = (CUDA_PINNED, CUDA_MAPPED) if used else (0, PLAIN_MAPPED)
     for part in parts:
         anonymous += sum(cache[-1] for cache in part.caches) + part.states[-1]
@@ -253,7 +255,7 @@ def _host(parts: Sequence[_Part], flags: EngineFlags, cuda: bool, mmproj: GgufHe
             anonymous += repacked(part.weights.on_host)
     if mmproj is not None and (not used or not flags.mmproj_offload):
         anonymous += sum(projector_bytes(mmproj))
-    return HostBytes(anonymous, pinned, mapped, later_bytes(main.model, flags, main.run, main.size))
+    return HostBytes(anonymous, pinned, mapped, later_bytes(main.model, flags, main.run, main.size), working)
 
 
 def _uses_cublas(part: _Part) -> bool:

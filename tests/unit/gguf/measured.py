@@ -98,3 +98,18 @@ def peak_errors(row: dict[str, Any]) -> list[float]:
         return []
     peaks = [device.peak / MIB for device in predicted(row).devices] or [0.0]
     return [peak - found for peak, found in zip(peaks, row["peak"], strict=True)]
+
+
+def host_errors(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Predicted less measured, and measured, MiB: anonymous, pinned and mapped memory of the process.
+
+    One GPU's rows with a peak were measured after long requests, all others right after the load.
+    """
+    host, found = predicted(row).host, row["host"]
+    worked = row["set"] == "one" and row["peak"] is not None
+    sizes = {
+        "anonymous": (host.anonymous + (host.working if worked else 0), "RssAnon"),
+        "pinned": (host.pinned, "RssShmem"),
+        "mapped": (host.mapped, "RssFile"),
+    }
+    return {kind: (size / MIB - found[key], found[key]) for kind, (size, key) in sizes.items()}
