@@ -18,7 +18,7 @@ from swapd.proxy.statuses import error_body, error_headers, status_of
 
 log = logging.getLogger("swapd.proxy")
 
-_METHODS: Final = b"GET, HEAD, POST, PUT, DELETE, OPTIONS"
+_METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _HEADER_LIST: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]*")
 _INTERNAL: Final = (
     b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": "internal"}}'
