@@ -79,6 +79,7 @@ class Simulation:
         self.now = 0.0
         self.processes: dict[ModelId, Process] = {}
         self.lingering: dict[DeviceId, int] = dict.fromkeys(totals, 0)
+        self.gave_back_at = float("-inf")
         self.starts: list[tuple[float, ModelId]] = []
         self.on_grant: Callable[[str, ModelId], None] = lambda rid, model: None
         self.on_refuse: Callable[[str, SwapdError], None] = lambda rid, error: None
@@ -214,7 +215,7 @@ class Simulation:
 
     def _grant(self, rid: str, model: ModelId) -> None:
         process = self.processes[model]
-        if rid not in self._loads:
+        if rid not in self._loads and not rid.startswith("restart:"):
             self._leases[rid] = process
             process.running.add(rid)
         self.after(0, lambda: self.on_grant(rid, model))
@@ -283,3 +284,4 @@ class Simulation:
     def _give_back(self, held: Mapping[DeviceId, int]) -> None:
         for device, size in held.items():
             self.lingering[device] -= size
+        self.gave_back_at = self.now

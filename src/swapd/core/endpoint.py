@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Where a running instance listens: a unix socket ``path``, or ``host`` and ``port``."""
+    """Where a running instance (or a peer) listens: a unix socket ``path``, or ``host`` and ``port``."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from swapd.core.ledger import MachineSample
-from swapd.core.spec import DeviceId, Footprint, ModelId
+from swapd.core.spec import Catalog, DeviceId, Footprint, ModelId
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,15 @@ class UnloadRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigReplaced:
+    """Another configuration holds from now on; ``changed``: models whose process would be started differently."""
+
+    at: float
+    catalog: Catalog
+    changed: frozenset[ModelId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownRequested:
     """swapd is asked to stop; ``force``: at once."""
 
@@ -169,5 +178,6 @@ Event: TypeAlias = (
     | DeadlinePassed
     | LoadRequested
     | UnloadRequested
+    | ConfigReplaced
     | ShutdownRequested
 )

@@ -38,7 +38,10 @@ class GroupRules:
 
     def protects(self, target: ModelId, resident: ModelId) -> str:
         """Why ``resident`` may not be evicted for ``target``; ``""`` if it may."""
-        if self._models[resident].persistent:
+        spec = self._models.get(resident)
+        if spec is None:  # no longer configured
+            return ""
+        if spec.persistent:
             return f"{resident!r} is persistent"
         theirs = self._group_of.get(resident)
         if theirs is not None and theirs.persistent and self._group_of.get(target) is not theirs:

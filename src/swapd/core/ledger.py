@@ -88,6 +88,10 @@ class MemoryLedger:
             holding.settle()
         self.foreign_at = at
 
+    def use(self, policy: Policy) -> None:
+        """Another policy holds; the next reading is judged by it."""
+        self._policy = policy
+
     def read(self, at: float, sample: MachineSample) -> None:
         """Take in the raw figures alone."""
         self.sampled_at = at
@@ -98,7 +102,8 @@ class MemoryLedger:
         self.free = {d.id: d.free_bytes for d in devices if d.free_bytes is not None}
         self.headroom = {d.id: self._policy.headroom(d.id, str(d.index), d.pci_bus_id) for d in devices}
         self.capacity = {d.id: d.total_bytes - self.headroom[d.id] for d in devices if d.id in self.free}
-        self.foreign = {d: self.foreign.get(d, self.total[d] - self.free[d]) for d in self.free}
+        first_seen = {d: self.total[d] - self.free[d] for d in self.free}
+        self.foreign = first_seen | self.foreign  # what was known before a device could not be read still holds
         self._mirror_page_cache()
 
     def _mirror_page_cache(self) -> None:

@@ -47,6 +47,11 @@ class Line:
                 self._insert(next(iter(queue.values())))
         return waiter
 
+    def reorder(self) -> None:
+        """Priorities have changed."""
+        self._by_rank = sorted((-w.record.priority, seq, w) for seq, w in self._by_age)
+        self._priorities = Counter(w.record.priority for _, w in self._by_age)
+
     def oldest(self) -> Waiter | None:
         """The one that came first of all."""
         return next(iter(self.waiters.values()), None)

@@ -26,7 +26,6 @@ class MemoryKeeper:
 
     def __init__(self, moves: Moves) -> None:
         self._do = moves
-        self._policy = moves.policy
         self.unmeasured = False
         self._low_readings = 0
         self._next_sample_at = float("-inf")
@@ -42,7 +41,7 @@ class MemoryKeeper:
         do.ledger.observe(event.at, event.sample, event.held, settled=settled, busy=worked)
         do.survey.reread()
         factor = 1 if do.live else IDLE_SAMPLE_FACTOR
-        self._next_sample_at = do.now + self._policy.sample_interval_s * factor
+        self._next_sample_at = do.now + self._do.policy.sample_interval_s * factor
         if settled:
             for record in do.live.values():
                 if record.state is S.READY:
@@ -57,7 +56,8 @@ class MemoryKeeper:
         What is still missing then counts as foreign in this very reading.
         """
         live = self._do.live
-        quiet = all(r.state in SETTLED_STATES or r.state is S.RELEASING for r in live.values())
+        quiet = event.at >= self._do.unsettled_at
+        quiet = quiet and all(r.state in SETTLED_STATES or r.state is S.RELEASING for r in live.values())
         for record in [r for r in live.values() if r.state is S.RELEASING and event.at >= r.state_since]:
             plan = record.claimed_by or record.plan
             if quiet if plan is None else self._has_room_for(plan):

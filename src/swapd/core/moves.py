@@ -45,6 +45,8 @@ class Moves:
         self.builder = WorldBuilder(self.rules, self.ledger, self.policy)
         self.survey = Survey(self._draw)
         self.moving: set[ModelId] = set()
+        self.leaving: set[ModelId] = set()
+        self.to_restart: set[ModelId] = set()
         self.worked: set[ModelId] = set()
         self.now = float("-inf")
         self.unsettled_at = float("-inf")
@@ -53,6 +55,24 @@ class Moves:
         self.out: list[Command] = []
         self.stepped: list[Record] = []
         self._seq = 0
+
+    def use(self, catalog: Catalog) -> None:
+        """Another configuration: its policy, groups and models; those it lacks stay until they are gone."""
+        self.policy, self.rules = catalog.policy, GroupRules(catalog)
+        self.ledger.use(catalog.policy)
+        self.builder = WorldBuilder(self.rules, self.ledger, self.policy)
+        known = self.records
+        self.records = {m: known.get(m) or Record(spec) for m, spec in catalog.models.items()}
+        self.leaving = {m for m, r in known.items() if m not in catalog.models and r.state is not S.STOPPED}
+        self.records |= {m: known[m] for m in self.leaving}
+        for model, spec in catalog.models.items():
+            self.records[model].respec(spec)
+        self.line.reorder()
+        self.survey.changed()
+        for record in self.records.values():
+            if record.queue:
+                self.survey.new_head(record)
+        self.ask_sample("the configuration changed", since=self.now)
 
     def enqueue(self, record: Record, rid: str, prompt_tokens: int, kind: WaiterKind) -> None:
         """Put a waiter in line; it is granted at once if its model is ready, has room, and nobody is before it."""
@@ -142,6 +162,11 @@ class Moves:
             self.live.pop(record.spec.id, None)
             self.ledger.ended(record.spec.id)
             record.claimed_by, record.drain_until = None, None
+            if record.id in self.leaving:
+                self.leaving.discard(record.id)
+                self.records.pop(record.id, None)
+            elif record.stale:
+                self.to_restart.add(record.id)
         else:
             self.live[record.spec.id] = record
 
@@ -243,7 +268,7 @@ class Moves:
         self.survey.new_head(plan.target)
         for victim in plan.victims:
             victim.claimed_by = None
-            if victim.state is S.DRAINING and victim.drain_until is None:
+            if victim.state is S.DRAINING and victim.drain_until is None and victim.id not in self.leaving:
                 self.step(victim, Step.KEEP, None)
                 self.grant(victim)
 
@@ -252,7 +277,8 @@ class Moves:
         chosen = self.chosen_footprint(record)
         record.warning = self._page_cache_warning(chosen)
         record.generation += 1
-        record.started_at = self.now
+        record.started_at, record.stale = self.now, False
+        self.to_restart.discard(record.id)
         self.ledger.began(record.spec.id, chosen)
         words = "; ".join(word for word in (reason, " ".join(chosen.args), record.warning) if word)
         self.step(record, Step.START, words)

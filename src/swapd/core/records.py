@@ -51,7 +51,8 @@ class Plan:
 class Record:
     """One model's life, as the scheduler knows it; times in monotonic seconds.
 
-    ``id``, ``priority`` and ``needs`` repeat ``spec`` and ``footprint`` for the scan of a thousand heads.
+    ``id``, ``priority`` and ``needs`` repeat ``spec`` and ``footprint`` for the scan of a thousand heads. ``stale``: its
+    process was started by another configuration, and is replaced once it is idle.
     """
 
     spec: ModelSpec
@@ -82,12 +83,17 @@ class Record:
     last_error: SwapdError | None = None
     reason: str | None = None
     warning: str = ""
+    stale: bool = False
     progress: float | None = None
     stage: str = ""
     loads: int = 0
 
     def __post_init__(self) -> None:
         self.id, self.priority = self.spec.id, self.spec.priority
+
+    def respec(self, spec: ModelSpec) -> None:
+        """The operator declared it anew."""
+        self.spec, self.priority = spec, spec.priority
 
     def size(self, footprint: Footprint) -> None:
         """What the next load is expected to take."""

@@ -29,6 +29,7 @@ from swapd.errors import (
     StartFailed,
     StartTimeout,
     SwapdError,
+    UnknownModel,
     Unloaded,
     WaitedTooLong,
 )
@@ -44,7 +45,6 @@ class Scheduler:
 
     def __init__(self, catalog: Catalog) -> None:
         self._do = Moves(catalog)
-        self._policy = catalog.policy
         self._memory = MemoryKeeper(self._do)
         self._wake_at: float | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -61,6 +61,7 @@ class Scheduler:
             ev.DeadlinePassed: self._deadline_passed,
             ev.LoadRequested: self._load_requested,
             ev.UnloadRequested: self._unload_requested,
+            ev.ConfigReplaced: self._config_replaced,
             ev.ShutdownRequested: self._shutdown_requested,
         }
 
@@ -100,8 +101,8 @@ class Scheduler:
             text = f"{name!r} failed {record.failures} times in a row and is not tried for {pause}"
             return BackingOff(f"{text}; last error: {record.last_error}", retry_after_s=max(1, round(left)))
         waits = record.state is not S.READY or not record.has_room()
-        if waits and len(self._do.line) >= self._policy.queue_limit:
-            return QueueFull(f"{self._policy.queue_limit} requests wait already (queue_limit)", retry_after_s=5)
+        if waits and len(self._do.line) >= self._do.policy.queue_limit:
+            return QueueFull(f"{self._do.policy.queue_limit} requests wait already (queue_limit)", retry_after_s=5)
         return None
 
     def _request_withdrawn(self, event: ev.RequestWithdrawn) -> None:
@@ -124,7 +125,7 @@ class Scheduler:
             self._do.survey.changed()
             record.idle_since = self._do.now
             record.last_answer_at = None if record.queue else self._do.now
-            if self._wake_at is not None and self._idle_deadline(record) < self._wake_at:
+            if self._wake_at is not None and (record.stale or self._idle_deadline(record) < self._wake_at):
                 self._wake_at = None
 
     # ---- processes
@@ -198,7 +199,7 @@ class Scheduler:
             if record.state is S.STARTING:
                 self._do.fail(record, error)
             else:
-                record.failed(error, self._do.now, self._policy.backoff_s)
+                record.failed(error, self._do.now, self._do.policy.backoff_s)
         self._do.gone(record, None)
 
     def _instance_lost(self, event: ev.InstanceLost) -> None:
@@ -240,7 +241,7 @@ class Scheduler:
 
     def _unload(self, record: Record, reason: str, *, force: bool) -> None:
         if record.state in (S.READY, S.DRAINING):
-            until = self._do.now + (0 if force else self._policy.drain_s)
+            until = self._do.now + (0 if force else self._do.policy.drain_s)
             if record.state is S.READY:
                 self._do.drain(record, reason)
             record.drain_until = min(until, record.drain_until or until)
@@ -250,8 +251,24 @@ class Scheduler:
         if record.state is S.STARTING:
             self._do.stop(record, reason)
 
+    def _config_replaced(self, event: ev.ConfigReplaced) -> None:
+        """Unchanged models go on, changed ones are replaced when idle, removed ones drain; what waits for those ends."""
+        for model, record in list(self._do.records.items()):
+            if model not in event.catalog.models:
+                text = f"{model!r} is no longer configured"
+                self._do.refuse_all(record, UnknownModel(text))
+                if record.state is S.STARTING:
+                    self._do.stop(record, text)
+                elif record.state is S.READY:
+                    self._do.drain(record, text)
+        self._do.use(event.catalog)
+        for model in event.changed & self._do.records.keys():
+            record = self._do.records[model]
+            record.forgive()
+            record.stale = record.state in (S.STARTING, S.READY, S.DRAINING)
+
     def _shutdown_requested(self, event: ev.ShutdownRequested) -> None:
-        self._do.stops_at = self._do.now if event.force else self._do.now + self._policy.drain_s
+        self._do.stops_at = self._do.now if event.force else self._do.now + self._do.policy.drain_s
         for rid in list(self._do.line.waiters):
             self._do.refuse(rid, ShuttingDown("swapd is shutting down", retry_after_s=10))
         for record in list(self._do.live.values()):
@@ -260,11 +277,22 @@ class Scheduler:
     # ---- the one place where conclusions are drawn
 
     def _reconcile(self) -> None:
+        self._replace_changed()
         self._time_out()
         self._do.finish_drains()
         self._place_heads()
         self._memory.sample_if_due()
         self._wake()
+
+    def _replace_changed(self) -> None:
+        """Processes of an older configuration go as soon as they are idle, and come back without evicting anybody."""
+        for record in self._do.live.values():
+            if record.stale and record.state is S.READY and not record.leases and not record.queue:
+                self._do.drain(record, "its configuration changed")
+        while self._do.to_restart and self._do.stops_at is None:
+            record = self._do.records[self._do.to_restart.pop()]
+            record.stale = False
+            self._do.enqueue(record, f"restart:{record.id}:{record.generation}", 0, "preload")
 
     def _is_calm(self) -> bool:
         """Nobody waits, nothing is under way and nothing is due: a served request leaves nothing to conclude."""
@@ -272,15 +300,15 @@ class Scheduler:
         return due is not None and do.now < due and not (do.moving or do.stepped or do.plans or do.line.waiters)
 
     def _time_out(self) -> None:
-        now, limit = self._do.now, self._do.now - self._policy.queue_timeout_s + ROUNDING_S
+        now, limit = self._do.now, self._do.now - self._do.policy.queue_timeout_s + ROUNDING_S
         while (waiter := self._do.line.oldest()) is not None and waiter.arrived_at <= limit:
-            bound = format_duration(self._policy.queue_timeout_s)
+            bound = format_duration(self._do.policy.queue_timeout_s)
             text = f"{waiter.record.spec.id!r} was not ready within {bound} (queue_timeout)"
             self._do.refuse(waiter.rid, WaitedTooLong(text, retry_after_s=30))
         for record in list(self._do.live.values()):
             if record.state is S.READY and self._idle_deadline(record) <= now:
                 self._do.drain(record, f"idle for {format_duration(record.spec.idle_timeout_s)} (idle_timeout)")
-            elif record.state is S.RELEASING and record.state_since + self._policy.release_timeout_s <= now:
+            elif record.state is S.RELEASING and record.state_since + self._do.policy.release_timeout_s <= now:
                 self._do.write_off(record)
 
     def _idle_deadline(self, record: Record) -> float:
@@ -303,7 +331,7 @@ class Scheduler:
 
     def _overdue_before(self) -> float:
         """Who came until then has waited ``max_wait``; a hair more, so that rounding wakes nobody in vain."""
-        return self._do.now - self._policy.max_wait_s + ROUNDING_S
+        return self._do.now - self._do.policy.max_wait_s + ROUNDING_S
 
     def _apply(self, record: Record, waiter: Waiter, verdict: Verdict) -> None:
         match verdict:
@@ -330,22 +358,22 @@ class Scheduler:
         line = self._do.line
         oldest = line.oldest()
         if oldest is not None:
-            yield oldest.arrived_at + self._policy.queue_timeout_s
+            yield oldest.arrived_at + self._do.policy.queue_timeout_s
             if (came := line.next_after(self._overdue_before())) is not None:
-                yield came + self._policy.max_wait_s
+                yield came + self._do.policy.max_wait_s
         yield from self._memory.deadlines()
         for record in self._do.live.values():
             yield from self._deadlines_of(record, somebody_waits=oldest is not None)
 
     def _deadlines_of(self, record: Record, *, somebody_waits: bool) -> Iterable[float]:
         if record.state is S.RELEASING:
-            yield record.state_since + self._policy.release_timeout_s
+            yield record.state_since + self._do.policy.release_timeout_s
         elif record.state is S.DRAINING and record.drain_until is not None:
             yield record.drain_until
         elif record.state is S.READY and record.idle_since is not None:
             if (idle := self._idle_deadline(record)) < float("inf"):
                 yield idle
-            if somebody_waits and (held := record.held_until(self._policy)) > self._do.now:
+            if somebody_waits and (held := record.held_until(self._do.policy)) > self._do.now:
                 yield held
 
     # ---- for display

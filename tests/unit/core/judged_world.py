@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
@@ -57,6 +57,7 @@ class Judge:
         self.asked: dict[str, Asked] = {}
         self.violations: list[str] = []
         self.may_cut: set[str] = set()
+        self.removed: set[str] = set()
         self.disturbed_at = float("-inf")
 
     def run(self) -> list[str]:
@@ -85,6 +86,8 @@ class Judge:
     def act(self, number: int, action: Action) -> None:
         model = list(self.spec.catalog.models)[action.model % len(self.spec.catalog.models)]
         sim = self.sim
+        if model in self.removed and action.kind in ("ask", "load", "unload", "force"):
+            return
         match action.kind:
             case "ask":
                 rid = f"r{number}"
@@ -104,8 +107,22 @@ class Judge:
                 sim.die(model)
             case "game":
                 self.foreign(model, action)
+            case "reload":
+                self.reload(frozenset([model]))
+            case "remove":
+                self.removed ^= {model}
+                self.reload(frozenset())
             case "blind":
                 sim.gpus_known = not sim.gpus_known
+
+    def reload(self, changed: frozenset[str]) -> None:
+        """Another configuration: a model changed, or went, or came back."""
+        catalog = self.spec.catalog
+        models = {m: spec for m, spec in catalog.models.items() if m not in self.removed}
+        kept = {n: replace(g, members=tuple(m for m in g.members if m in models)) for n, g in catalog.groups.items()}
+        self.sim.send(ev.ConfigReplaced(self.sim.now, Catalog(models, kept, catalog.policy), changed))
+        for back in models:
+            self.sim.send(ev.FootprintLearned(self.sim.now, back, self.spec.footprints[back], 1.0))
 
     def foreign(self, model: str, action: Action) -> None:
         """Another program takes or leaves memory, at a moment when nothing is on its way."""
@@ -118,7 +135,7 @@ class Judge:
             self.disturbed_at = self.sim.now
 
     def granted(self, rid: str, model: str) -> None:
-        if rid.startswith("l"):
+        if rid not in self.asked:
             return
         asked = self.asked[rid]
         asked.outcomes.append("granted")
@@ -129,7 +146,7 @@ class Judge:
         self.sim.after(asked.service_s, lambda: self.sim.finish(rid, prefill_tps=1000.0))
 
     def refused(self, rid: str, error: object) -> None:
-        if rid.startswith("r"):
+        if rid in self.asked:
             self.asked[rid].outcomes.append(f"refused {error}")
             self.check_refusal(rid, error)
             self.asked[rid].answered_at = self.sim.now
@@ -160,6 +177,8 @@ class Judge:
             return
         if any(e.unkillable for e in self.spec.engines.values()) or any(self.sim.lingering.values()):
             return
+        if not self.spec.tells_held and self.sim.now < self.sim.gave_back_at + 60:
+            return  # memory that came back late looks like a program that left: what loaded meanwhile may count as foreign
         need = self.spec.footprints[self.asked[rid].model].need_bytes
         models = self.spec.catalog.models
         protected = [m for m in self.sim.processes if self.scheduler.state.rules.protects(self.asked[rid].model, m)]
@@ -253,7 +272,7 @@ def worlds(draw: st.DrawFn) -> WorldSpec:
         vram_headroom_bytes=HEADROOM,
         ram_headroom_bytes=HEADROOM,
     )
-    kinds = ["ask"] * 12 + ["leave", "leave", "unload", "force", "load", "die", "game", "blind"]
+    kinds = ["ask"] * 12 + ["leave", "leave", "unload", "force", "load", "die", "game", "blind", "reload", "remove"]
     actions = draw(
         st.lists(
             st.builds(
