@@ -210,6 +210,7 @@ def build_fake(upstream: str) -> object:
     """The real app with every option on, over a supervisor without a scheduler."""
     from tests.component.fake_supervisor import FakeSupervisor
 
+    from swapd.activity_store import ActivityStore
     from swapd.core.spec import RouteSpec
     from swapd.proxy.app import build_app
     from swapd.proxy.settings import ProxySettings
@@ -218,7 +219,8 @@ def build_fake(upstream: str) -> object:
     supervisor = FakeSupervisor({"a": Where(path=upstream)})
     supervisor.requested = supervisor.closed = _Forgetful()
     settings = ProxySettings(api_keys=(KEY, "another-key"), admin_keys=("admin-key",))
-    return build_app(supervisor, {"a": RouteSpec("a")}, settings)
+    activity = ActivityStore(Path(upstream).with_name("activity.sqlite"))
+    return build_app(supervisor, {"a": RouteSpec("a")}, settings, activity)
 
 
 class _Forgetful(list):

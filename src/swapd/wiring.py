@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvloop
 
+from swapd.activity_store import ActivityStore
 from swapd.config.generated import demo_toml, find_models, found_toml, model_folders
 from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, find_config, load, load_text
@@ -116,8 +117,10 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         config_path=str(resolved.path or ""),
         loading_status=server.loading_status,
         spool_dir=str(resolved.state_dir / "tmp"),
+        capture=server.capture,
     )
     store = _open_store(resolved.state_dir)
+    activity = ActivityStore(resolved.state_dir / "activity.sqlite")
     info = Footprints(resolved.launches, store, run=secrets.token_hex(4), policy=resolved.catalog.policy)
     surroundings = Surroundings(resolved.state_dir, dict(os.environ), nofile_soft)
     launcher = LlamaLauncher(
@@ -136,7 +139,7 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         sockets = given or bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
             routes = dict(resolved.routes)
-            app = build_app(supervisor, routes, settings)
+            app = build_app(supervisor, routes, settings, activity)
             async with asyncio.TaskGroup() as group:
                 learning = group.create_task(_learn(supervisor, launcher, routes, resolved.launches, info))
                 await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
@@ -146,6 +149,7 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
             reaper.close()
         launcher.close()
         store.close()
+        activity.close()
 
 
 async def _tell_facts(routes: dict[str, RouteSpec], launches: Mapping[str, LaunchSpec], info: Footprints) -> None:

@@ -22,7 +22,7 @@ from swapd.proxy.app import build_app
 from swapd.proxy.listen import parse_listen
 from swapd.proxy.serve import serve, server_config
 from swapd.proxy.settings import ProxySettings
-from swapd.supervisor.ports import Upstream
+from swapd.supervisor.ports import ActivityLog, Upstream
 from swapd.supervisor.tickets import Ticket
 
 
@@ -40,6 +40,7 @@ class FakeSupervisor:
         self.closed: list[tuple[str, bool, float]] = []
         self.calls: list[tuple[Any, ...]] = []
         self.known = True
+        self.loads: dict[str, tuple[float, float]] = {}
         self.states: dict[str, str] = dict.fromkeys(upstreams, "ready")
         self.last_words = "ggml_cuda: out of memory"
         self.on_request: Callable[[str], None] = lambda model: None
@@ -116,6 +117,9 @@ class FakeSupervisor:
 
     def outlook(self, model: str, rid: str) -> str:
         return "loading, 42%"
+
+    def load_span(self, model: str) -> tuple[float, float]:
+        return self.loads.get(model, (0.0, 0.0))
 
     def n_ctx(self, model: str) -> int:
         return 0
@@ -339,7 +343,10 @@ ROUTES = {
 
 @asynccontextmanager
 async def world(
-    behaviour: Behaviour, routes: Mapping[str, RouteSpec] | None = None, **settings: Any
+    behaviour: Behaviour,
+    routes: Mapping[str, RouteSpec] | None = None,
+    activity: ActivityLog | None = None,
+    **settings: Any,
 ) -> AsyncIterator[World]:
     """swapd's own uvicorn on a free port, and one stub upstream for all models."""
     known = ROUTES if routes is None else routes
@@ -347,7 +354,7 @@ async def world(
         stub = StubUpstream(behaviour, os.path.join(folder, "up.sock"))
         upstream = await asyncio.start_unix_server(stub.accept, stub.path)
         supervisor = FakeSupervisor(dict.fromkeys(known, Upstream(path=stub.path)))
-        app = build_app(supervisor, known, ProxySettings(**settings))  # type: ignore[arg-type]
+        app = build_app(supervisor, known, ProxySettings(**settings), activity)  # type: ignore[arg-type]
         config = server_config(app)
         config.load()
         server = uvicorn.Server(config)

@@ -7,7 +7,7 @@ import codecs
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
@@ -39,27 +39,35 @@ _QUIET_S: Final = 10.0
 """A silent event stream gets a comment this often."""
 
 
-def build_api(supervisor: Supervisor, routes: Routes, settings: ProxySettings) -> FastAPI:
-    """The FastAPI app; its paths begin with ``/api``."""
+def build_api(
+    supervisor: Supervisor, routes: Routes, settings: ProxySettings, speeds: Callable[[], Mapping[ModelId, Any]]
+) -> FastAPI:
+    """The FastAPI app; its paths begin with ``/api``. ``speeds``: by model, what its last answers told."""
     api = FastAPI(title="swapd", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None)
     api.router.redirect_slashes = False
     api.add_exception_handler(SwapdError, _swapd_error)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)
-    _add_views(api, supervisor, routes, settings)
+    _add_views(api, supervisor, routes, settings, speeds)
     _add_orders(api, supervisor, routes)
     described = api.openapi
     api.openapi = lambda: api.openapi_schema or finished(described())  # type: ignore[method-assign]
     return api
 
 
-def _add_views(api: FastAPI, supervisor: Supervisor, routes: Routes, settings: ProxySettings) -> None:
+def _add_views(
+    api: FastAPI,
+    supervisor: Supervisor,
+    routes: Routes,
+    settings: ProxySettings,
+    speeds: Callable[[], Mapping[ModelId, Any]],
+) -> None:
     started = time.monotonic()
 
     def status() -> dict[str, Any]:
         head = {"version": __version__, "uptime_s": round(time.monotonic() - started, 3)}
         config = {"config": {"path": settings.config_path, "error": settings.config_error}}
-        return head | config | supervisor.status()
+        return head | config | supervisor.status() | {"answers": speeds()}
 
     @api.get("/api/status", response_model=Status, responses=problems())
     async def get_status() -> JSONResponse:

@@ -43,9 +43,11 @@ class Answer:
         "_start",
         "_stuck",
         "_write",
+        "asked",
         "dialect",
         "direct",
         "model",
+        "scope",
         "stage",
         "status",
     )
@@ -55,8 +57,9 @@ class Answer:
         self.stage = Stage.HELD
         self.status = 0
         self._send = send
+        self.scope = scope
         self._rid: str = scope[RID]
-        self.model = ""
+        self.model = self.asked = ""
         extensions: Mapping[str, Any] = scope.get("extensions", {})
         self._one_write = ONE_WRITE in extensions
         self._write: Callable[[bytes], bool] | None = extensions.get(WRITE)

@@ -11,18 +11,20 @@ State: TypeAlias = Literal[
 ]  # fmt: skip
 
 
-class _Answer(BaseModel):
+class Answered(BaseModel):
+    """Where more fields may come."""
+
     model_config = ConfigDict(extra="allow")
 
 
-class Config(_Answer):
+class Config(Answered):
     """The file in use, and what is wrong with one that was refused at reload."""
 
     path: str
     error: str | None
 
 
-class Device(_Answer):
+class Device(Answered):
     """One GPU; ``free_mib`` is null where it cannot be read."""
 
     id: str
@@ -33,7 +35,7 @@ class Device(_Answer):
     headroom_mib: int
 
 
-class Ram(_Answer):
+class Ram(Answered):
     """The host's memory."""
 
     total_mib: int
@@ -41,7 +43,7 @@ class Ram(_Answer):
     headroom_mib: int
 
 
-class ModelStatus(_Answer):
+class ModelStatus(Answered):
     """One model; ``reserved_mib`` is the peak that admission counts."""
 
     id: str
@@ -63,7 +65,18 @@ class ModelStatus(_Answer):
     context_saved: bool
 
 
-class Status(_Answer):
+class Speed(Answered):
+    """A model's answers since swapd's start, and of its last ones what the engine told; shares are 0 to 1."""
+
+    answers: int
+    prefill_tps: float | None
+    decode_tps: float | None
+    cached: float | None
+    draft_accepted: float | None
+    first_byte_s: float | None
+
+
+class Status(Answered):
     """``GET /api/status``."""
 
     version: str
@@ -72,9 +85,10 @@ class Status(_Answer):
     devices: list[Device]
     ram: Ram
     models: list[ModelStatus]
+    answers: dict[str, Speed]
 
 
-class Explanation(_Answer):
+class Explanation(Answered):
     """``GET /api/explain/{id}``: what a request would do now."""
 
     model: str
@@ -86,20 +100,20 @@ class Explanation(_Answer):
     available_mib: dict[str, int]
 
 
-class ModelState(_Answer):
+class ModelState(Answered):
     """What a load or unload came to."""
 
     id: str
     state: State
 
 
-class Unloaded(_Answer):
+class Unloaded(Answered):
     """The models that an unload of all found loaded."""
 
     unloaded: list[str]
 
 
-class Problem(_Answer):
+class Problem(Answered):
     """The ``error`` of an answer."""
 
     message: str
@@ -108,7 +122,7 @@ class Problem(_Answer):
     code: str
 
 
-class ProblemAnswer(_Answer):
+class ProblemAnswer(Answered):
     """Every answer that is none of the 200s."""
 
     error: Problem
@@ -118,7 +132,7 @@ _MEANINGS: Final = {
     400: "the request cannot be understood",
     401: "no valid key",
     403: "another site's page, or no admin key",
-    404: "no model has that name; the message lists those that have",
+    404: "nothing has that name; of a model the message lists those that have one",
     409: "refused by another model's on_conflict",
     429: "the queue is full",
     502: "the model's process failed; with its last lines",

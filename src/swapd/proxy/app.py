@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import cast
 
 from swapd.core.spec import ModelId, RouteSpec
+from swapd.proxy.activity import Activities, NoLog
 from swapd.proxy.admin import build_api
+from swapd.proxy.admin_activity import add_activity
 from swapd.proxy.asgi import App, Endpoint
+from swapd.proxy.captures import Captures
 from swapd.proxy.compat.llama_swap import LlamaSwap
 from swapd.proxy.compat.ollama import Ollama
 from swapd.proxy.compat.router import LlamaRouter
@@ -29,15 +32,24 @@ from swapd.proxy.routes import (
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.upstream import Pool
 from swapd.supervisor.pool import Supervisor
+from swapd.supervisor.ports import ActivityLog
 
 
-def build_app(supervisor: Supervisor, routes: Mapping[ModelId, RouteSpec], settings: ProxySettings) -> App:
+def build_app(
+    supervisor: Supervisor,
+    routes: Mapping[ModelId, RouteSpec],
+    settings: ProxySettings,
+    log: ActivityLog | None = None,
+) -> App:
     """The whole ASGI app; it registers the hook that closes a stopping process's connections."""
     pool = Pool()
     supervisor.add_retire_listener(pool.retire)
     metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, routes)
-    forwarder = Forwarder(Relay(supervisor, pool, settings, metrics.count), routes, listing)
-    api = cast(Endpoint, build_api(supervisor, routes, settings))
+    activities = Activities(supervisor, metrics, log or NoLog())
+    captures = Captures() if settings.capture and settings.admin_keys else None
+    forwarder = Forwarder(Relay(supervisor, pool, settings, activities), routes, listing, captures)
+    api = build_api(supervisor, routes, settings, activities.speeds)
+    add_activity(api, activities, captures, settings)
 
     exact: dict[str, Methods] = {path: {"POST": forwarder.by_body} for path in MODEL_ROUTED}
     for path in LOOKED_UP:
@@ -71,6 +83,6 @@ def build_app(supervisor: Supervisor, routes: Mapping[ModelId, RouteSpec], setti
         "/upstream/": dict.fromkeys(ANY_METHOD, forwarder.by_path),
         "/logs/stream/": {"GET": llama_swap.logs_stream},
         "/api/models/unload/": {"POST": llama_swap.unload_one},
-        "/api/": dict.fromkeys(ANY_METHOD, api),
+        "/api/": dict.fromkeys(ANY_METHOD, cast(Endpoint, api)),
     }
     return Guard(Router(exact, prefixes), settings)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from swapd.core.spec import ModelId, RouteSpec
-from swapd.errors import InstanceDied, NotLoaded, SwapdError
+from swapd.errors import Cancelled, InstanceDied, NotLoaded, SwapdError
 from swapd.proxy.answer import Answer, Stage
 from swapd.proxy.asgi import Headers, Receive
 from swapd.proxy.bodies import Body, Spool
 from swapd.proxy.headers import request_head
 from swapd.proxy.settings import ProxySettings
-from swapd.proxy.sse import prefill_tps, told_comment, told_reasoning
+from swapd.proxy.sse import told_comment, told_reasoning
 from swapd.proxy.stepping import Driven
+from swapd.proxy.tail import FRONT_BYTES, NOTHING_TOLD, Told, told_by
 from swapd.proxy.upstream import Connection, Direct, Gone, Pool
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.tickets import Ticket
@@ -30,7 +32,10 @@ TIMER_SLACK_S: Final = 0.001
 
 
 class Request(NamedTuple):
-    """What the client asked, read whole; ``target`` is path and query as they go upstream."""
+    """What the client asked, read whole; ``target`` is path and query as they go upstream.
+
+    ``asked``: the model's name as the client wrote it; ``agent`` and ``peer``: who it is.
+    """
 
     rid: str
     method: str
@@ -38,7 +43,26 @@ class Request(NamedTuple):
     headers: Headers
     body: Body
     stream: bool
+    asked: str = ""
+    agent: bytes = b""
+    peer: tuple[str, int] | None = None
     look_up: bool = False
+
+
+class Observer(Protocol):
+    """Hears of every request; nothing of it may block or raise."""
+
+    def began(self, exchange: Exchange) -> None:
+        """A request asks for its model."""
+
+    def ended(self, exchange: Exchange) -> None:
+        """It ended, somehow."""
+
+    def looked_up(self, model: ModelId, status: int) -> None:
+        """A look-up that swapd answered itself."""
+
+    def refused(self, answer: Answer, error: SwapdError) -> None:
+        """A request that came to no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +72,31 @@ class Relay:
     supervisor: Supervisor
     pool: Pool
     settings: ProxySettings
-    count: Callable[[ModelId, int], None]
-    """Hears of each request that ended: model (empty if none was found) and status."""
+    observer: Observer
+
+
+class Trace:
+    """What a request leaves behind: times in monotonic seconds, ``first_at`` 0 until a byte of the answer came."""
+
+    __slots__ = ("began", "error", "first_at", "front", "load_s", "model", "request", "told", "waited_s")
+
+    def __init__(self, model: ModelId, request: Request) -> None:
+        self.model, self.request = model, request
+        self.began = time.monotonic()
+        self.waited_s = self.load_s = self.first_at = 0.0
+        self.front = b""
+        self.told: Told = NOTHING_TOLD
+        self.error: SwapdError | None = None
+
+    def first(self, data: bytes) -> None:
+        """The first bytes of the answer's body."""
+        self.first_at, self.front = time.monotonic(), data[:FRONT_BYTES]
+
+    def waited(self, since: float, load: tuple[float, float]) -> None:
+        """A wait for the grant is over; what of the load lay in it is counted as such."""
+        now = time.monotonic()
+        self.waited_s += now - since
+        self.load_s += max(0.0, min(load[1], now) - max(load[0], since))
 
 
 class Phase(Enum):
@@ -83,10 +130,12 @@ class Exchange:
         "_timer_at",
         "_wake",
         "answer",
+        "trace",
     )
 
     def __init__(self, relay: Relay, route: RouteSpec, request: Request, answer: Answer) -> None:
         self.answer = answer
+        self.trace = Trace(route.id, request)
         self._relay, self._route, self._request = relay, route, request
         self._loop = asyncio.get_running_loop()
         self._phase = Phase.WAITING
@@ -104,10 +153,12 @@ class Exchange:
         ``watch``: our server's way to hear of a hang-up; None: ``receive`` tells.
         """
         told = Driven(receive(), self._hung_up) if watch is None else None
+        self._relay.observer.began(self)
         try:
             if (watch is None or watch(self._hung_up)) and not await self._attempt(fresh=False):
                 await self._attempt(fresh=True)
         except SwapdError as error:
+            self.trace.error = error
             await self.answer.fail(error)
         finally:
             if told is not None:
@@ -116,7 +167,20 @@ class Exchange:
                 watch(None)
             if self._timer is not None:
                 self._timer.cancel()
-            self._relay.count(self._route.id, self.answer.status)
+            self._relay.observer.ended(self)
+
+    def cancel(self, error: Cancelled) -> None:
+        """End it now, with this error; nothing if it is at its end anyway."""
+        if self._phase in _RUNNING and self._connection is not None:
+            self.trace.error = error
+            self._connection.retire(error)
+        elif self._phase is Phase.WAITING:
+            self.on_broken(error)
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is; ``GONE`` too if the client left and the process goes on (``on_hangup = "drain"``)."""
+        return Phase.GONE if self.answer.stage is Stage.DISCARDED else self._phase
 
     async def _attempt(self, *, fresh: bool) -> bool:
         """One ticket, one sending; False if nothing of an answer came and the request may be sent once more.
@@ -126,16 +190,18 @@ class Exchange:
         self._phase = Phase.WAITING if self._phase is Phase.BROKEN else self._phase
         ticket = self._ticket()
         connection = None
+        tail: Collection[bytes] = ()
         try:
             if ticket.upstream is None:
                 await self._granted(ticket)
             connection = None if fresh else self._relay.pool.idle(ticket.model, ticket.generation)
             if connection is None and self._phase is Phase.WAITING:
                 connection = await self._connected(ticket)
-            if self._phase is Phase.GONE:
+            if self._phase is Phase.GONE or self._broken_by is not None:
                 return self._leave(connection)
             if connection is not None:
                 self._ask(connection)
+                tail = connection.tail
                 if isinstance(self._request.body, Spool):
                     await self._upload(connection, self._request.body)
                 while self._phase in _RUNNING:
@@ -148,8 +214,8 @@ class Exchange:
             if self._connection is not None and self._phase is not Phase.COMPLETE:
                 self._connection.abort()
             self._connection = None
-            tail = connection.tail if connection is not None else ()
-            ticket.close(served=bool(tail), prefill_tps=prefill_tps(tail) if tail else 0.0)
+            told = self.trace.told = told_by(self.trace.front, tail) if tail else NOTHING_TOLD
+            ticket.close(served=bool(tail), prefill_tps=told.prefill_rate)
 
     def _ticket(self) -> Ticket:
         request, supervisor = self._request, self._relay.supervisor
@@ -162,6 +228,7 @@ class Exchange:
 
     async def _granted(self, ticket: Ticket) -> None:
         """Wait for the grant, or until the client has gone."""
+        since = time.monotonic()
         waiting = Driven(ticket.wait(), self._poke)
         try:
             while not waiting.done and self._phase is Phase.WAITING:
@@ -170,6 +237,7 @@ class Exchange:
                 waiting.result()
         finally:
             waiting.close()
+            self.trace.waited(since, self._relay.supervisor.load_span(self._route.id))
 
     async def _connected(self, ticket: Ticket) -> Connection | None:
         """A new connection; None if the process turns out dead."""
@@ -202,9 +270,11 @@ class Exchange:
                 connection.more(piece)
 
     def _leave(self, connection: Connection | None) -> bool:
-        """Nobody is left to answer."""
+        """Nobody is left to answer, or it was cancelled before it was sent."""
         if connection is not None:
             connection.abort()
+        if self._broken_by is not None:
+            raise self._broken_by
         self.answer.status = self.answer.status or CLIENT_GONE
         return True
 
@@ -229,6 +299,8 @@ class Exchange:
         keeps_up = self.answer.data(data, last=last)
         if data or last:
             self._beat_at = self._byte_by = inf
+            if not self.trace.first_at:
+                self.trace.first(data)
         if last:
             self._phase = Phase.COMPLETE
             self._poke()

@@ -13,6 +13,7 @@ from swapd.errors import BadRequest, SwapdError
 from swapd.proxy.answer import Answer
 from swapd.proxy.asgi import HANG_UP, HEADERS, RID, TAKE_OVER, Receive, Scope, Send, respond
 from swapd.proxy.bodies import Body, HungUp, Spool, read_body
+from swapd.proxy.captures import Captured, Captures
 from swapd.proxy.exchange import Exchange, Relay, Request
 from swapd.proxy.listing import Listing
 from swapd.proxy.names import NOTHING, PARSED_WHOLE_BYTES, Asked, Routes, model_of, model_place, route_of, split_id
@@ -26,8 +27,9 @@ LOOK_UPS: Final = frozenset({"/props", "/slots", "/metrics", "/health", "/models
 class Forwarder:
     """Finds the model of a request, by its body or by its path, and relays it."""
 
-    def __init__(self, relay: Relay, routes: Routes, listing: Listing) -> None:
+    def __init__(self, relay: Relay, routes: Routes, listing: Listing, captures: Captures | None = None) -> None:
         self._relay, self._routes, self._listing = relay, routes, listing
+        self._captures = captures
 
     async def by_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A model-routed POST: the model is the body's or form's ``model``, else ``?model=``."""
@@ -41,6 +43,7 @@ class Forwarder:
                 asked = model_of(body, scope[HEADERS].get(b"content-type", b""))  # type: ignore[arg-type] # no spool
             if not asked.model and scope["query_string"]:
                 asked = Asked(_model_in_query(scope["query_string"]), asked.stream)
+            answer.asked = asked.model
             route = route_of(self._routes, asked.model)
             if route.upstream_model:
                 body = await _renamed(scope, body, route.upstream_model)
@@ -58,6 +61,7 @@ class Forwarder:
         model, raw_rest = split_id(self._routes, scope["raw_path"].removeprefix(b"/upstream/"))
         path = unquote(raw_rest.decode("latin-1"))
         answer = Answer(scope, send, dialect_of(path))
+        answer.asked = model
         body: Body = b""
         try:
             route = route_of(self._routes, model)
@@ -97,7 +101,7 @@ class Forwarder:
         told = self._listing.look_up(path, route) if stopped else None
         if told is not None:
             await respond(send, 200, told)
-            self._relay.count(route.id, 200)
+            self._relay.observer.looked_up(route.id, 200)
         else:
             request = _request(scope, raw_path, b"", NOTHING)
             await self._relayed(scope, receive, answer, route, request._replace(look_up=True))
@@ -106,7 +110,11 @@ class Forwarder:
         self, scope: Scope, receive: Receive, answer: Answer, route: RouteSpec, request: Request
     ) -> Awaitable[None]:
         answer.model = route.id
-        return Exchange(self._relay, route, request, answer).run(receive, scope.get("extensions", {}).get(HANG_UP))
+        if self._captures is None:
+            exchange = Exchange(self._relay, route, request, answer)
+        else:
+            exchange = Captured(self._relay, route, request, answer, self._captures)
+        return exchange.run(receive, scope.get("extensions", {}).get(HANG_UP))
 
     def _tunnelled(self, scope: Scope, answer: Answer, route: RouteSpec, request: Request) -> Awaitable[None]:
         answer.model = route.id
@@ -115,7 +123,7 @@ class Forwarder:
 
     async def _refuse(self, answer: Answer, error: SwapdError) -> None:
         await answer.fail(error)
-        self._relay.count("", answer.status)
+        self._relay.observer.refused(answer, error)
 
 
 def _is_websocket(scope: Scope) -> bool:
@@ -162,7 +170,8 @@ async def _renamed(scope: Scope, body: Body, model: str) -> Body:
 def _request(scope: Scope, raw_path: bytes, body: Body, asked: Asked) -> Request:
     query: bytes = scope["query_string"]
     target = raw_path + b"?" + query if query else raw_path
-    return Request(scope[RID], scope["method"], target, scope["headers"], body, asked.stream)
+    agent, peer = scope[HEADERS].get(b"user-agent", b""), scope.get("client")
+    return Request(scope[RID], scope["method"], target, scope["headers"], body, asked.stream, asked.model, agent, peer)
 
 
 async def _streams(scope: Scope, body: Body) -> Asked:

@@ -20,7 +20,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 
 _OWN_ORIGINS: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?|(app|tauri)://.*", re.IGNORECASE)
 _ADMIN: Final = re.compile(
-    r"/api/models/.+/(load|unload|logs)/?|/api/unload/?|/api/models/unload(/.*)?|/api/captures(/.*)?"
+    r"/api/models/.+/(load|unload|logs)/?|/api/unload/?|/api/models/unload(/.*)?|/api/captures(/.*)?|/api/requests/.+/cancel/?"
     r"|/unload/?|/logs(/.*)?|/models/(load|unload)/?",
     re.DOTALL,
 )

@@ -9,8 +9,10 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from swapd.core.activity import EndedRequest
 from swapd.core.spec import ModelId
 from swapd.proxy.asgi import Receive, Scope, Send, respond
+from swapd.proxy.histograms import RequestMetrics
 from swapd.supervisor.pool import Supervisor
 from swapd.units import MIB
 
@@ -23,12 +25,17 @@ class Metrics:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._requests: Tally[tuple[ModelId, int]] = Tally()
+        self._ended = RequestMetrics()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def count(self, model: ModelId, status: int) -> None:
         """A request has ended; ``status`` 499: the client hung up first."""
         self._requests[model, status] += 1
+
+    def took(self, row: EndedRequest) -> None:
+        """The same request's times and tokens."""
+        self._ended.took(row)
 
     async def scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The endpoint."""
@@ -38,6 +45,7 @@ class Metrics:
         """For ``prometheus_client`` alone."""
         status = self._supervisor.status()
         yield self._request_counts()
+        yield from self._ended.collect()
         yield from _device_gauges(status)
         yield from _model_metrics(status["models"])
 

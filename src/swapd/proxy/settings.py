@@ -27,3 +27,4 @@ class ProxySettings:
     config_error: str | None = None
     loading_status: Literal["off", "comment", "reasoning"] = "off"
     spool_dir: str = ""
+    capture: bool = False

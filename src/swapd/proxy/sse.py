@@ -1,11 +1,9 @@
-"""Event streams: keep-alives and errors in each protocol's own form, and what the tail of an answer tells."""
+"""Event streams: keep-alives and errors in each protocol's own form."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Final
 
@@ -32,10 +30,6 @@ KEEP_ALIVES: Final = {
     Dialect.MESSAGES: b'event: ping\ndata: {"type":"ping"}\n\n',
 }
 EVENT_STREAM: Final = b"text/event-stream"
-TAIL_BYTES: Final = 8192
-FEWEST_PROMPT_TOKENS: Final = 64
-_PROMPT_N = re.compile(rb'"prompt_n"\s*:\s*([0-9]{1,9})')
-_TPS = re.compile(rb'"prompt_per_second"\s*:\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
 
 
 def dialect_of(path: str) -> Dialect:
@@ -92,32 +86,6 @@ def refusal_event(status: int, body: bytes, dialect: Dialect, rid: str, model: s
         return _failed(rid, model, "server_error" if status >= 500 else "invalid_prompt", text)
     kind = "invalid_request_error" if status < 500 else "api_error"
     return _event("error", {"type": "error", "error": {"type": kind, "message": text}})
-
-
-def prefill_tps(tail: Iterable[bytes]) -> float:
-    """Prompt tokens a second from the ``timings`` in an answer's last bytes.
-
-    0 if it has none, or read too few tokens (all others were cached) for a rate to mean anything.
-    """
-    text = b"".join(tail)[-TAIL_BYTES:]
-    found, counts = _TPS.findall(text), _PROMPT_N.findall(text)
-    if not found or (counts and int(counts[-1]) < FEWEST_PROMPT_TOKENS):
-        return 0.0
-    return float(found[-1])
-
-
-def usage(tail: Iterable[bytes]) -> dict[str, Any] | None:
-    """The last ``usage`` object in an answer's last bytes; None if there is none that can be read."""
-    text = b"".join(tail)[-TAIL_BYTES:].decode("utf-8", "replace")
-    start = text.rfind('"usage"')
-    brace = text.find("{", start)
-    if start < 0 or brace < 0 or text[start + 7 : brace].strip() != ":":
-        return None
-    try:
-        found, _ = json.JSONDecoder().raw_decode(text, brace)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _error_member(body: bytes) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
         self._direct = None
         self._head_only = head_only
-        self.tail.clear()
+        self.tail = deque(maxlen=TAIL_PIECES)  # the last one is still read by whoever asked before
         self.used += 1
         assert self._transport is not None
         if len(body) > 65536:

@@ -322,6 +322,16 @@ class Supervisor:
         """What a request that waits for a model may be told: state, progress, place."""
         return status.outlook(self.scheduler.state.records[model], rid)
 
+    def load_span(self, model: ModelId) -> tuple[float, float]:
+        """When the model's last load began and ended, in monotonic seconds; (0, 0) if it never was loaded."""
+        record = self.scheduler.state.records.get(model)
+        if record is None:
+            return 0.0, 0.0
+        if record.ready_at >= record.started_at:
+            return record.started_at, record.ready_at
+        loads = record.state is InstanceState.STARTING
+        return record.started_at, self._clock.now() if loads else record.state_since
+
     def models(self) -> Sequence[ModelId]:
         """All ids, in file order."""
         return tuple(self.catalog.models)

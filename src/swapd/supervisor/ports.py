@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from swapd.core.activity import EndedRequest
 from swapd.core.endpoint import ExitReport as ExitReport
 from swapd.core.endpoint import Upstream as Upstream
 from swapd.core.ledger import MachineSample
@@ -124,6 +125,16 @@ class ModelInfo(Protocol):
 
     def prediction_errors(self, model: ModelId) -> Mapping[DeviceId, int]:
         """Bytes by GPU that the last load of this run took beyond its prediction; empty if none was predicted."""
+
+
+class ActivityLog(Protocol):
+    """Remembers requests that ended."""
+
+    def record(self, ended: EndedRequest) -> None:
+        """Take a row; cheap, never blocks, never raises."""
+
+    async def recent(self, *, limit: int, model: str = "", since: float = 0.0) -> Sequence[EndedRequest]:
+        """The last rows, newest first: of one model, or that came at ``since`` (seconds of the epoch) or later."""
 
 
 class Clock(Protocol):

@@ -2,39 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapd.proxy.sse import Dialect, dialect_of, prefill_tps, refusal_event, usage
-
-
-@pytest.mark.parametrize(
-    ("tail", "tps"),
-    [
-        ([b'data: {"timings":{"prompt_per_second":812.5}}\n\n', b"data: [DONE]\n\n"], 812.5),
-        ([b'{"timings":{"prompt_per_', b'second" : 1e3}}'], 1000.0),
-        ([b'"prompt_per_second": 1', b'"prompt_per_second": 2}'], 2.0),
-        ([b'"prompt_per_second": null'], 0.0),
-        ([b'"prompt_per_second": NaN'], 0.0),
-        ([b"x" * 1_000_000], 0.0),
-        ([b'"prompt_per_second": 5', b"x" * 10_000], 0.0),
-        ([], 0.0),
-    ],
-)
-def test_prefill_rate_is_read_from_the_tail_or_not_at_all(tail: list[bytes], tps: float) -> None:
-    assert prefill_tps(tail) == tps
-
-
-@pytest.mark.parametrize(
-    ("tail", "found"),
-    [
-        ([b'data: {"usage":{"total_tokens":9}}\n\n', b"data: [DONE]\n\n"], {"total_tokens": 9}),
-        ([b'{"usage": {"total_tokens": 9, "details": {"cached": 1}}}'], {"total_tokens": 9, "details": {"cached": 1}}),
-        ([b'data: {"usage":null,"x":{}}\n\n'], None),
-        ([b'{"usage": {"total_tok'], None),
-        ([b'{"usage": ' + b"{" * 5000], None),
-        ([b"\xff\xfe"], None),
-    ],
-)
-def test_usage_is_read_from_the_tail_or_not_at_all(tail: list[bytes], found: object) -> None:
-    assert usage(tail) == found
+from swapd.proxy.sse import Dialect, dialect_of, refusal_event
 
 
 @pytest.mark.parametrize(

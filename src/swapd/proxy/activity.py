@@ -1,0 +1,202 @@
+"""Requests for models, while they run and as they end: counted, timed, remembered, and cancelled by an operator."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any, Final, NamedTuple
+
+from swapd.core.activity import EndedRequest, Outcome
+from swapd.core.spec import ModelId
+from swapd.errors import Cancelled, SwapdError
+from swapd.proxy.answer import Answer
+from swapd.proxy.asgi import HEADERS, RID
+from swapd.proxy.exchange import CLIENT_GONE, Exchange, Phase, Trace
+from swapd.proxy.metrics import Metrics
+from swapd.supervisor.pool import Supervisor
+from swapd.supervisor.ports import ActivityLog
+
+ANSWERS_KEPT: Final = 20
+"""So many answers of a model make its speed."""
+_STATES: Final = {Phase.ASKED: "prefill", Phase.ANSWERING: "answering"}
+
+
+class NoLog:
+    """An ``ActivityLog`` that keeps nothing."""
+
+    def record(self, ended: EndedRequest) -> None:
+        """Forget it."""
+
+    async def recent(self, *, limit: int, model: str = "", since: float = 0.0) -> Sequence[EndedRequest]:
+        """None."""
+        return ()
+
+
+class Activities:
+    """Implements ``exchange.Observer``."""
+
+    def __init__(self, supervisor: Supervisor, metrics: Metrics, log: ActivityLog) -> None:
+        self.log = log
+        self._supervisor, self._metrics = supervisor, metrics
+        self._running: dict[str, Exchange] = {}
+        self._answers: dict[ModelId, deque[EndedRequest]] = {}
+        self._counts: Tally[ModelId] = Tally()
+
+    # for the relay
+
+    def began(self, exchange: Exchange) -> None:
+        """A request asks for its model."""
+        self._running[exchange.trace.request.rid] = exchange
+
+    def ended(self, exchange: Exchange) -> None:
+        """It ended, somehow."""
+        self._running.pop(exchange.trace.request.rid, None)
+        row = row_of(exchange, time.time(), time.monotonic())
+        self._metrics.count(row.model, row.status)
+        if exchange.trace.request.look_up:
+            return
+        self._metrics.took(row)
+        self.log.record(row)
+        if row.completion_tokens is not None and row.outcome == "ok":
+            self._counts[row.model] += 1
+            answers = self._answers.get(row.model)
+            if answers is None:
+                answers = self._answers[row.model] = deque(maxlen=ANSWERS_KEPT)
+            answers.append(row)
+
+    def looked_up(self, model: ModelId, status: int) -> None:
+        """A look-up that swapd answered itself."""
+        self._metrics.count(model, status)
+
+    def refused(self, answer: Answer, error: SwapdError) -> None:
+        """A request that came to no model."""
+        scope, status = answer.scope, answer.status
+        self._metrics.count("", status)
+        client = client_of(scope[HEADERS].get(b"user-agent", b""), _host(scope.get("client")))
+        row = EndedRequest(
+            scope[RID], round(time.time(), 3), "", answer.asked[:200], client, scope["path"][:200],
+            stream=False, status=status, outcome="error", error=error.code, total_s=0.0,
+        )  # fmt: skip
+        self.log.record(row)
+
+    # for operators
+
+    def cancel(self, rid: str) -> bool:
+        """End a request with ``Cancelled``; False if none of that id runs."""
+        exchange = self._running.get(rid)
+        if exchange is None:
+            return False
+        exchange.cancel(Cancelled("this request was cancelled by an operator"))
+        return True
+
+    def running(self, model: ModelId = "") -> list[dict[str, Any]]:
+        """The requests under way, oldest first; JSON-ready."""
+        wall, now = time.time(), time.monotonic()
+        ours = self._supervisor.models()
+        shown = []
+        for exchange in self._running.values():
+            trace, state = exchange.trace, _STATES.get(exchange.phase, "queued")
+            if model and trace.model != model:
+                continue
+            if state == "queued" and trace.model in ours and self._supervisor.state_of(trace.model) == "starting":
+                state = "loading"
+            age_s = now - trace.began
+            facts = {"rid": trace.request.rid, "at": round(wall - age_s, 3), "model": trace.model}
+            shown.append(facts | _who(trace)._asdict() | {"state": state, "age_s": round(age_s, 3)})
+        return shown
+
+    def speeds(self) -> dict[ModelId, dict[str, Any]]:
+        """By model: answers since swapd's start, and of the last few the rates that the engine told; JSON-ready."""
+        return {model: {"answers": self._counts[model], **_speed(rows)} for model, rows in self._answers.items()}
+
+
+def row_of(exchange: Exchange, wall: float, now: float) -> EndedRequest:
+    """What is kept of a request that ended at ``now`` (monotonic) and ``wall`` (of the epoch)."""
+    trace = exchange.trace
+    total_s = now - trace.began
+    status = exchange.answer.status or CLIENT_GONE
+    outcome, error = _outcome(exchange, status)
+    waited_s, load_s = trace.waited_s, trace.load_s
+    first_s = None
+    if trace.first_at and not trace.front.startswith(b":"):  # an engine's own keep-alive is no answer
+        first_s = round(trace.first_at - trace.began, 4)
+    told: tuple[Any, ...] = trace.told
+    return EndedRequest(
+        trace.request.rid,
+        round(wall - total_s, 3),
+        trace.model,
+        *_who(trace),
+        status,
+        outcome,
+        error,
+        round(total_s, 4),
+        round(waited_s - load_s, 4),
+        round(load_s, 4),
+        first_s,
+        *told,
+    )
+
+
+def _outcome(exchange: Exchange, status: int) -> tuple[Outcome, str | None]:
+    error = exchange.trace.error
+    if error is not None:
+        return "cancelled" if isinstance(error, Cancelled) else "error", error.code
+    if exchange.phase is Phase.GONE:
+        return "hung_up", None
+    return ("error", "engine") if status >= 400 else ("ok", None)
+
+
+class _Who(NamedTuple):
+    asked: str
+    client: str
+    path: str
+    stream: bool
+
+
+def _who(trace: Trace) -> _Who:
+    request = trace.request
+    path = request.target.partition(b"?")[0][:200].decode("latin-1")
+    client = client_of(request.agent, _host(request.peer))
+    return _Who(request.asked[:200] or trace.model, client, path, request.stream)
+
+
+def _host(peer: tuple[str, int] | None) -> str:
+    return peer[0] if peer else ""
+
+
+@lru_cache(maxsize=256)
+def client_of(agent: bytes, host: str) -> str:
+    """A client as it is shown: the first product of its User-Agent, and whether it is here, near or far."""
+    product = "".join(c for c in agent[:64].decode("latin-1").partition(" ")[0] if c.isprintable())
+    try:
+        address = ip_address(host)
+    except ValueError:
+        where = "local"  # a unix socket
+    else:
+        where = "local" if address.is_loopback else "private" if address.is_private else "public"
+    return f"{product or '?'} ({where})"
+
+
+def _speed(rows: Sequence[EndedRequest]) -> dict[str, Any]:
+    read = [(r.prompt_tokens - (r.cached_tokens or 0), r.prefill_s) for r in rows if r.prompt_tokens is not None]
+    written = [(r.completion_tokens / r.decode_tps, r.completion_tokens) for r in rows
+               if r.decode_tps and r.completion_tokens]  # fmt: skip
+    prompts = [(r.cached_tokens, r.prompt_tokens) for r in rows if r.cached_tokens is not None and r.prompt_tokens]
+    drafts = [(r.draft_accepted, r.draft_tokens) for r in rows if r.draft_accepted is not None and r.draft_tokens]
+    first = sorted(r.first_byte_s for r in rows if r.stream and r.first_byte_s is not None)
+    return {
+        "prefill_tps": _ratio([(n, s) for n, s in read if s], 1),
+        "decode_tps": _ratio([(n, s) for s, n in written], 1),
+        "cached": _ratio(prompts, 3),
+        "draft_accepted": _ratio(drafts, 3),
+        "first_byte_s": first[len(first) // 2] if first else None,
+    }
+
+
+def _ratio(pairs: Sequence[tuple[float | None, float | None]], digits: int) -> float | None:
+    below = sum(b or 0 for _, b in pairs)
+    return round(sum(a or 0 for a, _ in pairs) / below, digits) if below else None
