@@ -220,7 +220,7 @@ def build_fake(upstream: str) -> object:
     supervisor.requested = supervisor.closed = _Forgetful()
     settings = ProxySettings(api_keys=(KEY, "another-key"), admin_keys=("admin-key",))
     activity = ActivityStore(Path(upstream).with_name("activity.sqlite"))
-    return build_app(supervisor, {"a": RouteSpec("a")}, settings, activity)
+    return build_app(supervisor, {"a": RouteSpec("a")}, settings, log=activity)
 
 
 class _Forgetful(list):

@@ -71,6 +71,12 @@ class UnknownModel(RequestError):
     code = "model_not_found"
 
 
+class UnknownProfile(RequestError):
+    """No profile has that name; the message lists those that have."""
+
+    code = "profile_not_found"
+
+
 class Cancelled(RequestError):
     """Ended by an operator."""
 
@@ -185,3 +191,9 @@ class InstanceDied(InstanceError):
     """The process ended while it served."""
 
     code = "instance_died"
+
+
+class PeerUnreachable(SwapdError):
+    """A peer cannot be reached, or broke off; the message names it and why."""
+
+    code = "peer_unreachable"

@@ -97,6 +97,7 @@ def serve(resolved: Resolved, on_listening: Callable[[str], None]) -> None:
 async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int) -> None:
     from swapd.proxy.app import build_app
     from swapd.proxy.listen import address_of, bind, inherited
+    from swapd.proxy.peers import Peers
     from swapd.proxy.serve import serve as serve_app
     from swapd.proxy.settings import ProxySettings
 
@@ -139,11 +140,14 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         sockets = given or bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
             routes = dict(resolved.routes)
-            app = build_app(supervisor, routes, settings, activity)
+            peers = Peers(resolved.names.peers)
+            app = build_app(supervisor, routes, settings, resolved.names, peers, activity)
             async with asyncio.TaskGroup() as group:
                 learning = group.create_task(_learn(supervisor, launcher, routes, resolved.launches, info))
+                asking = group.create_task(peers.watch())
                 await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
                 learning.cancel()
+                asking.cancel()
     finally:
         if reaper is not None:
             reaper.close()

@@ -33,6 +33,7 @@ class FakeSupervisor:
         self.upstreams = dict(upstreams)
         self.generations = dict.fromkeys(upstreams, 1)
         self.held: set[str] = set()
+        self.full: set[str] = set()
         self.refusals: dict[str, SwapdError] = {}
         self.waiting: list[Ticket] = []
         self.open: list[Ticket] = []
@@ -114,6 +115,9 @@ class FakeSupervisor:
 
     def state_of(self, model: str) -> str:
         return self.states[model]
+
+    def has_place(self, model: str) -> bool:
+        return self.states[model] == "ready" and model not in self.full
 
     def outlook(self, model: str, rid: str) -> str:
         return "loading, 42%"
@@ -354,7 +358,7 @@ async def world(
         stub = StubUpstream(behaviour, os.path.join(folder, "up.sock"))
         upstream = await asyncio.start_unix_server(stub.accept, stub.path)
         supervisor = FakeSupervisor(dict.fromkeys(known, Upstream(path=stub.path)))
-        app = build_app(supervisor, known, ProxySettings(**settings), activity)  # type: ignore[arg-type]
+        app = build_app(supervisor, known, ProxySettings(**settings), log=activity)  # type: ignore[arg-type]
         config = server_config(app)
         config.load()
         server = uvicorn.Server(config)

@@ -119,12 +119,8 @@ def test_command_blocks_say_what_they_need_in_known_words(page: Path) -> None:
 
 
 VALUES: dict[str, str] = {
-    "server.default_model": '"m"',
     "server.capture": "true",
-    "models.ID.aliases": '["x"]',
     "models.ID.keep_context": "true",
-    "models.ID.params": "{ strip = ['top_k'] }",
-    "models.ID.variants": "{ v = {} }",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,14 +16,15 @@ from swapd.config.choices import ladder_of
 from swapd.config.lines import KeyPath
 from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, Problems
+from swapd.config.naming_rules import must_be_model, names_of
 from swapd.config.schema import File, Model, Server
+from swapd.core.naming import Names
 from swapd.core.spec import BinarySpec, Catalog, Group, LaunchSpec, ModelSpec, Policy, RouteSpec
 from swapd.errors import ConfigError
 from swapd.units import GIB, format_size
 
 MANAGED_FLAGS: Final = ("--host", "--port", "-m", "--model", "--alias", "-a", "--slot-save-path")
 """Flags of a llama-server that swapd sets itself; in ``args`` they are errors."""
-RESERVED_IDS: Final = frozenset({"load", "unload"})
 SAFE_HEADROOM: Final = GIB
 """Law M1: with 637 MiB free decoding looked fine over 10 tokens and collapsed over 250."""
 
@@ -39,6 +40,7 @@ class Resolved:
     catalog: Catalog
     launches: Mapping[str, LaunchSpec]
     routes: Mapping[str, RouteSpec]
+    names: Names
     binaries: Mapping[str, BinarySpec]
     warnings: tuple[str, ...]
     problems: Problems
@@ -63,9 +65,9 @@ class _Resolver:
         self.warnings: list[str] = []
 
     def resolve(self) -> Resolved:
-        self._check_names()
+        names = names_of(self.file, self.problems)
         self._check_groups()
-        self._check_references()
+        self._check_backoff()
         binaries = {name: self._binary(name) for name in self.file.binaries}
         launches = {id_: self._launch(id_, model, binaries) for id_, model in self.file.models.items()}
         self._warn_not_effective()
@@ -81,6 +83,7 @@ class _Resolver:
             catalog=self._catalog(),
             launches=launches,
             routes={id_: _route(id_, model) for id_, model in self.file.models.items()},
+            names=names,
             binaries=binaries,
             warnings=tuple(self.warnings),
             problems=self.problems,
@@ -88,48 +91,20 @@ class _Resolver:
 
     # ---- checks
 
-    def _check_names(self) -> None:
-        """Ids, variants, exact aliases and selectors are one name space."""
-        owners: dict[str, KeyPath] = {}
-        for name, path in self._names():
-            if name in RESERVED_IDS:
-                self.problems.add(path, f"{name!r} is a reserved name")
-            if not name or any(ord(c) < 32 or ord(c) == 127 for c in name):
-                self.problems.add(path, "a name must not be empty or have control characters")
-            if name in owners:
-                self.problems.add(path, f"the name {name!r} is used already", f"by {'.'.join(owners[name])}")
-            owners.setdefault(name, path)
-
-    def _names(self) -> Iterator[tuple[str, KeyPath]]:
-        for id_ in self.file.models:
-            yield id_, ("models", id_)
-        for id_, model in self.file.models.items():
-            yield from ((v, ("models", id_, "variants", v)) for v in model.variants)
-            yield from ((a, ("models", id_, "aliases")) for a in model.aliases)
-        yield from ((s, ("selectors", s)) for s in self.file.selectors)
-
     def _check_groups(self) -> None:
         owner: dict[str, str] = {}
         for name, group in self.file.groups.items():
             for member in group.members:
                 path = ("groups", name, "members")
-                self._must_exist(member, path)
+                must_be_model(self.file, self.problems, member, path)
                 if member in owner:
                     self.problems.add(path, f"{member!r} is in two groups", f"also in {owner[member]!r}")
                 owner.setdefault(member, name)
 
-    def _check_references(self) -> None:
-        for name, selector in self.file.selectors.items():
-            for target in selector.targets:
-                self._must_exist(target, ("selectors", name, "targets"))
-        for name, profile in self.file.profiles.items():
-            for pin, target in profile.pins.items():
-                self._must_exist(target, ("profiles", name, "pins", pin))
+    def _check_backoff(self) -> None:
         low, high = self.file.scheduling.backoff
         if low > high:
             self.problems.add(("scheduling", "backoff"), "the first pause is longer than the last")
-        if self.file.server.default_model:
-            self._must_exist(self.file.server.default_model, ("server", "default_model"))
 
     def _check_listen(self) -> None:
         server, path = self.file.server, ("server", "listen")
@@ -142,11 +117,6 @@ class _Resolver:
             self._warn(
                 path, "EVERYBODY ON THE NETWORK CAN USE THIS SERVER: it listens beyond loopback without api_keys"
             )
-
-    def _must_exist(self, model: str, path: KeyPath) -> None:
-        if model not in self.file.models:
-            near = get_close_matches(model, self.file.models, n=1, cutoff=0.0)
-            self.problems.add(path, f"{model!r} is no model", f"did you mean {near[0]!r}?" if near else "there is none")
 
     # ---- models
 
@@ -315,15 +285,11 @@ class _Resolver:
         self.warnings.append(f"{where}: {'.'.join(path)}: {text}")
 
     def _warn_not_effective(self) -> None:
-        for section in ("selectors", "profiles", "peers"):
-            if getattr(self.file, section):
-                self._warn((section,), "not yet effective")
         if ("context",) in self.problems.lines:
             self._warn(("context",), "not yet effective")
-        self._warn_keys(self.file.server, ("server",), ("default_model", "capture"))
+        self._warn_keys(self.file.server, ("server",), ("capture",))
         for id_, model in self.file.models.items():
-            later = ("keep_context", "variants", "params", "aliases")
-            self._warn_keys(model, ("models", id_), later)
+            self._warn_keys(model, ("models", id_), ("keep_context",))
 
     def _warn_keys(self, section: BaseModel, at: KeyPath, keys: tuple[str, ...]) -> None:
         for key in keys:

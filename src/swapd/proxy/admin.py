@@ -29,7 +29,8 @@ from swapd.proxy.api_models import (
     text_of,
 )
 from swapd.proxy.asgi import RID
-from swapd.proxy.names import Routes, route_of
+from swapd.proxy.directory import Directory
+from swapd.proxy.profiles import add_profiles
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
 from swapd.supervisor.pool import Supervisor
@@ -40,7 +41,7 @@ _QUIET_S: Final = 10.0
 
 
 def build_api(
-    supervisor: Supervisor, routes: Routes, settings: ProxySettings, speeds: Callable[[], Mapping[ModelId, Any]]
+    supervisor: Supervisor, directory: Directory, settings: ProxySettings, speeds: Callable[[], Mapping[ModelId, Any]]
 ) -> FastAPI:
     """The FastAPI app; its paths begin with ``/api``. ``speeds``: by model, what its last answers told."""
     api = FastAPI(title="swapd", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None)
@@ -48,8 +49,9 @@ def build_api(
     api.add_exception_handler(SwapdError, _swapd_error)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)
-    _add_views(api, supervisor, routes, settings, speeds)
-    _add_orders(api, supervisor, routes)
+    _add_views(api, supervisor, directory, settings, speeds)
+    _add_orders(api, supervisor, directory)
+    add_profiles(api, directory)
     described = api.openapi
     api.openapi = lambda: api.openapi_schema or finished(described())  # type: ignore[method-assign]
     return api
@@ -58,7 +60,7 @@ def build_api(
 def _add_views(
     api: FastAPI,
     supervisor: Supervisor,
-    routes: Routes,
+    directory: Directory,
     settings: ProxySettings,
     speeds: Callable[[], Mapping[ModelId, Any]],
 ) -> None:
@@ -67,7 +69,8 @@ def _add_views(
     def status() -> dict[str, Any]:
         head = {"version": __version__, "uptime_s": round(time.monotonic() - started, 3)}
         config = {"config": {"path": settings.config_path, "error": settings.config_error}}
-        return head | config | supervisor.status() | {"answers": speeds()}
+        names = {"profile": directory.profile, "peers": directory.peers.status()}
+        return head | config | supervisor.status() | names | {"answers": speeds()}
 
     @api.get("/api/status", response_model=Status, responses=problems())
     async def get_status() -> JSONResponse:
@@ -92,18 +95,18 @@ def _add_views(
     )
     async def get_logs(model: str, *, follow: bool = False) -> Response:
         """The model's output: its last bytes, and with ``follow=1`` what comes."""
-        route_of(routes, model)
+        model = directory.local(model).id
         if follow:
             return StreamingResponse(_lines(supervisor.follow(model)), media_type="text/plain; charset=utf-8")
         return PlainTextResponse(without_colours(supervisor.log(model).decode("utf-8", "replace")))
 
     @api.get("/api/explain/{model:path}", response_model=Explanation, responses=problems(404))
     async def get_explain(model: str) -> JSONResponse:
-        """What a request for the model would do now, and why."""
-        return JSONResponse(dict(supervisor.explain(route_of(routes, model).id)))
+        """What a request for a name would do now, and why; first how the name is understood."""
+        return JSONResponse(directory.explain(model))
 
 
-def _add_orders(api: FastAPI, supervisor: Supervisor, routes: Routes) -> None:
+def _add_orders(api: FastAPI, supervisor: Supervisor, directory: Directory) -> None:
     def state(model: ModelId, status_code: int) -> JSONResponse:
         return JSONResponse({"id": model, "state": supervisor.state_of(model)}, status_code)
 
@@ -116,7 +119,7 @@ def _add_orders(api: FastAPI, supervisor: Supervisor, routes: Routes) -> None:
     )
     async def load(request: Request, model: str, *, wait: bool = True) -> JSONResponse:
         """Load a model: 200 when it is ready, or the error; with ``wait=0`` 202 at once."""
-        ticket = supervisor.load(route_of(routes, model).id, rid=request.scope[RID])
+        ticket = supervisor.load(model := directory.local(model).id, rid=request.scope[RID])
         try:
             if not wait and ticket.error is None:
                 return state(model, 202)
@@ -132,7 +135,8 @@ def _add_orders(api: FastAPI, supervisor: Supervisor, routes: Routes) -> None:
     )
     async def unload(model: str, *, force: bool = False, wait: bool = True) -> JSONResponse:
         """Unload a model: 200 when its process is gone; ``force=1``: no drain; ``wait=0``: 202 at once."""
-        await supervisor.unload(route_of(routes, model).id, force=force, wait=wait)
+        model = directory.local(model).id
+        await supervisor.unload(model, force=force, wait=wait)
         return state(model, 200 if wait else 202)
 
     @api.post(

@@ -65,6 +65,23 @@ class ModelStatus(Answered):
     context_saved: bool
 
 
+class PeerModel(Answered):
+    """A peer's model; ``state`` (``loaded``, ``loading``, ``unloaded``) is null where the peer does not tell."""
+
+    id: str
+    state: str | None
+
+
+class PeerStatus(Answered):
+    """A peer as it was when it was last asked; ``reachable`` is null before that."""
+
+    id: str
+    url: str
+    reachable: bool | None
+    error: str | None
+    models: list[PeerModel]
+
+
 class Speed(Answered):
     """A model's answers since swapd's start, and of its last ones what the engine told; shares are 0 to 1."""
 
@@ -85,15 +102,35 @@ class Status(Answered):
     devices: list[Device]
     ram: Ram
     models: list[ModelStatus]
+    profile: str | None
+    peers: list[PeerStatus]
     answers: dict[str, Speed]
 
 
-class Explanation(Answered):
-    """``GET /api/explain/{id}``: what a request would do now."""
+class Look(Answered):
+    """One step of understanding a name; ``found`` is null where it found nothing."""
 
+    step: str
+    found: str | None
+
+
+class Edit(Answered):
+    """What ``params`` change in a request's body."""
+
+    strip: list[str]
+    set: dict[str, Any]
+
+
+class Explanation(Answered):
+    """``GET /api/explain/{name}``: how a name is understood, and what a request would do now."""
+
+    name: str
+    looked_at: list[Look]
+    selected: str | None
+    edit: Edit | None
     model: str
-    state: State
-    action: Literal["serve", "start", "evict", "wait", "refuse"]
+    state: str
+    action: Literal["serve", "start", "evict", "wait", "refuse", "relay"]
     evicts: list[str]
     why: str
     needed_mib: dict[str, int]
@@ -132,7 +169,7 @@ _MEANINGS: Final = {
     400: "the request cannot be understood",
     401: "no valid key",
     403: "another site's page, or no admin key",
-    404: "nothing has that name; of a model the message lists those that have one",
+    404: "nothing has that name; of models and profiles the message lists those that have",
     409: "refused by another model's on_conflict",
     429: "the queue is full",
     502: "the model's process failed; with its last lines",

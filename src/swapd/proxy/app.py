@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+from swapd.core.naming import Names
 from swapd.core.spec import ModelId, RouteSpec
 from swapd.proxy.activity import Activities, NoLog
 from swapd.proxy.admin import build_api
@@ -14,11 +15,13 @@ from swapd.proxy.captures import Captures
 from swapd.proxy.compat.llama_swap import LlamaSwap
 from swapd.proxy.compat.ollama import Ollama
 from swapd.proxy.compat.router import LlamaRouter
+from swapd.proxy.directory import Directory
 from swapd.proxy.exchange import Relay
 from swapd.proxy.forward import Forwarder
 from swapd.proxy.guard import Guard
 from swapd.proxy.listing import Listing
 from swapd.proxy.metrics import Metrics
+from swapd.proxy.peers import Peers
 from swapd.proxy.routes import (
     ANY_METHOD,
     LOOKED_UP,
@@ -39,16 +42,24 @@ def build_app(
     supervisor: Supervisor,
     routes: Mapping[ModelId, RouteSpec],
     settings: ProxySettings,
+    names: Names | None = None,
+    peers: Peers | None = None,
     log: ActivityLog | None = None,
 ) -> App:
-    """The whole ASGI app; it registers the hook that closes a stopping process's connections."""
+    """The whole ASGI app; it registers the hook that closes a stopping process's connections.
+
+    ``names`` None: ids alone. ``peers``: those of ``names``; whoever made it runs its ``watch``.
+    """
+    if names is None:
+        names = Names(tuple(routes), unlisted=frozenset(id_ for id_, route in routes.items() if route.unlisted))
+    directory = Directory(names, routes, supervisor, peers or Peers(names.peers))
     pool = Pool()
     supervisor.add_retire_listener(pool.retire)
-    metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, routes)
+    metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, directory)
     activities = Activities(supervisor, metrics, log or NoLog())
     captures = Captures() if settings.capture and settings.admin_keys else None
-    forwarder = Forwarder(Relay(supervisor, pool, settings, activities), routes, listing, captures)
-    api = build_api(supervisor, routes, settings, activities.speeds)
+    forwarder = Forwarder(Relay(supervisor, pool, settings, activities), directory, listing, captures)
+    api = build_api(supervisor, directory, settings, activities.speeds)
     add_activity(api, activities, captures, settings)
 
     exact: dict[str, Methods] = {path: {"POST": forwarder.by_body} for path in MODEL_ROUTED}
@@ -62,8 +73,8 @@ def build_app(
         "/models": is_get(listing.all),
         "/v1/models": is_get(listing.all),
     }
-    llama_swap, ollama = LlamaSwap(supervisor, routes), Ollama(supervisor, routes, settings)
-    llama_router = LlamaRouter(supervisor, routes, settings)
+    llama_swap, ollama = LlamaSwap(supervisor, directory), Ollama(supervisor, directory, settings)
+    llama_router = LlamaRouter(supervisor, directory, settings)
     exact |= {
         "/running": is_get(llama_swap.running),
         "/unload": {"GET": llama_swap.unload},

@@ -249,7 +249,7 @@ class Exchange:
 
     def _ask(self, connection: Connection) -> None:
         request, route = self._request, self._route
-        head = request_head(request.method, request.target, request.headers, len(request.body), route.api_key)
+        head = self._head(request)
         self._connection, self._phase = connection, Phase.ASKED
         if route.first_byte_timeout_s:
             self._byte_by = self._loop.time() + route.first_byte_timeout_s
@@ -258,6 +258,9 @@ class Exchange:
             connection.ask(self, head, body, head_only=request.method == "HEAD")
         else:
             connection.ask(self, head, b"", unsent=len(body))
+
+    def _head(self, request: Request) -> bytes:
+        return request_head(request.method, request.target, request.headers, len(request.body), self._route.api_key)
 
     async def _upload(self, connection: Connection, body: Spool) -> None:
         """Send a large body as fast as the process takes it, or until it has said all it wants to say."""
@@ -287,7 +290,10 @@ class Exchange:
         unanswered = self.answer.stage in (Stage.HELD, Stage.OPENED)
         if unanswered and not last_try and (connection is None or connection.used > 1):
             return False
-        raise await self._relay.supervisor.death(ticket.model, ticket.generation)
+        raise await self._death(ticket)
+
+    async def _death(self, ticket: Ticket) -> SwapdError:
+        return await self._relay.supervisor.death(ticket.model, ticket.generation)
 
     # what happens while the request's task sleeps
 

@@ -57,7 +57,7 @@ class Guard:
             if scope["method"] == "OPTIONS":
                 await respond(sent, 204, b"", _preflight(headers))
                 return
-            self._gate.check_key(scope["path"], headers)
+            self._gate.check_key(scope["path"], headers, scope["method"])
         except SwapdError as error:
             body = error_body(error, dialect_of(scope["path"]).shape, rid)
             await respond(sent, status_of(error), body, error_headers(error))

@@ -53,15 +53,18 @@ OWN_STREAM_HEAD: Final[Headers] = [(b"content-type", EVENT_STREAM), *_STREAM_HEA
 """The head that swapd sends itself to a stream that waits."""
 
 
-def request_head(method: str, target: bytes, headers: Headers, body_bytes: int, api_key: str) -> bytes:
+def request_head(
+    method: str, target: bytes, headers: Headers, body_bytes: int, api_key: str, host: str = "localhost"
+) -> bytes:
     """The head of the request to the model's process; ``target`` is path and query as they came."""
     dropped = _dropped(_NOT_UPSTREAM, headers)
     passed = b"".join([b"%b: %b\r\n" % pair for pair in headers if pair[0] not in dropped])
     key = b"authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
     length = b"content-length: %d\r\n" % body_bytes if body_bytes or method not in _BODYLESS else b""
-    return b"%b %b HTTP/1.1\r\nhost: localhost\r\naccept-encoding: identity\r\n%b%b%b\r\n" % (
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b%b%b\r\n" % (
         method.encode(),
         target,
+        host.encode(),
         passed,
         key,
         length,

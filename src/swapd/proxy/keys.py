@@ -24,6 +24,7 @@ _ADMIN: Final = re.compile(
     r"|/unload/?|/logs(/.*)?|/models/(load|unload)/?",
     re.DOTALL,
 )
+_ADMIN_ONLY: Final = frozenset({("PUT", "/api/profile")})
 _LOOPBACK_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
@@ -64,14 +65,14 @@ class Gatekeeper:
             if host is not None and host != self._host_seen:
                 self._check_host(host)
 
-    def check_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+    def check_key(self, path: str, headers: Mapping[bytes, bytes], method: str = "") -> None:
         """Refuse what has no key, or no admin key where one is needed.
 
         Raises:
             Unauthorized: no key, or a wrong one.
             Forbidden: a key, but no admin key.
         """
-        needs_admin = bool(self._admin_keys) and _ADMIN.fullmatch(path) is not None
+        needs_admin = bool(self._admin_keys) and (_ADMIN.fullmatch(path) is not None or (method, path) in _ADMIN_ONLY)
         if not (self._needs_key or needs_admin) or path in OPEN_PATHS:
             return
         given = _keys_given(headers)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from typing import Any, Final
+from urllib.parse import unquote
 
 from swapd import __version__
+from swapd.core.naming import Selector
 from swapd.core.spec import ModelFacts, RouteSpec
 from swapd.errors import UnknownModel
 from swapd.proxy.asgi import RID, Receive, Scope, Send, respond
-from swapd.proxy.names import Routes, route_of, split_id
+from swapd.proxy.directory import Directory
 from swapd.proxy.statuses import Shape, error_body
 from swapd.supervisor.pool import Supervisor
 
@@ -20,24 +22,23 @@ _WORDS: Final = {"ready": "loaded", "draining": "loaded", "starting": "loading"}
 class Listing:
     """Answers from configuration and the supervisor's view."""
 
-    def __init__(self, supervisor: Supervisor, routes: Routes) -> None:
-        self._supervisor, self._routes = supervisor, routes
+    def __init__(self, supervisor: Supervisor, directory: Directory) -> None:
+        self._supervisor, self._directory = supervisor, directory
         self._created = int(time.time())
 
     async def all(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/v1/models`` and ``/models``."""
-        data = [self._entry(route) for route in self._routes.values() if not route.unlisted]
-        await respond(send, 200, json.dumps({"object": "list", "data": data}).encode())
+        await respond(send, 200, json.dumps({"object": "list", "data": self._entries()}).encode())
 
     async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/v1/models/{id}``; slashes in the id may be raw or encoded."""
-        model, rest = split_id(self._routes, scope["raw_path"].removeprefix(b"/v1/models/"))
+        """``/v1/models/{name}``: what any name means; slashes in it may be raw or encoded."""
+        raw: bytes = scope["raw_path"]
         try:
-            route = route_of(self._routes, model if rest == b"/" else f"{model}{rest.decode('latin-1')}")
+            entry = self._named(unquote(raw.removeprefix(b"/v1/models/").decode("latin-1")))
         except UnknownModel as error:
             await respond(send, 404, error_body(error, Shape.OPENAI, scope[RID]))
         else:
-            await respond(send, 200, json.dumps(self._entry(route)).encode())
+            await respond(send, 200, json.dumps(entry).encode())
 
     def look_up(self, path: str, route: RouteSpec) -> bytes | None:
         """The answer of a model that does not run; None if only a running one knows."""
@@ -49,6 +50,61 @@ class Listing:
             adapters = enumerate(route.facts.adapters)
             return json.dumps([{"id": number, "path": file, "scale": 1.0} for number, file in adapters]).encode()
         return None
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """Ids, variants and selectors in file order, then what peers have."""
+        directory = self._directory
+        names, routes = directory.names, directory.routes
+        entries = [self._entry(route) for route in routes.values() if not route.unlisted]
+        entries += [self._variant(name) for name, model in names.variants.items() if not routes[model].unlisted]
+        entries += [self._selector(selector) for selector in names.selectors.values()]
+        return entries + [self._at_peer(*row) for row in directory.peers_listed()]
+
+    def _named(self, name: str) -> dict[str, Any]:
+        """The entry of what a name means; a model's own id is that model, whatever a profile says."""
+        directory = self._directory
+        if name not in directory.routes:
+            meaning = directory.meaning(name or "/")
+            if meaning.peer:
+                return self._at_peer(name, meaning.peer, meaning.model)
+            if meaning.selector is not None:
+                return self._selector(meaning.selector)
+            if meaning.variant:
+                return self._variant(meaning.variant)
+            name = meaning.model
+        return self._entry(directory.routes[name])
+
+    def _variant(self, name: str) -> dict[str, Any]:
+        """As its model's, which runs for it."""
+        model = self._directory.names.variants[name]
+        return self._entry(self._directory.routes[model]) | {
+            "id": name,
+            "display_name": name,
+            "aliases": [],
+            "variant_of": model,
+        }
+
+    def _selector(self, selector: Selector) -> dict[str, Any]:
+        """As the target's that a request would get now."""
+        entry = self._entry(self._directory.routes[self._directory.chosen(selector)])
+        own = {"id": selector.id, "display_name": selector.id, "aliases": [], "targets": list(selector.targets)}
+        return entry | own
+
+    def _at_peer(self, shown: str, peer: str, model: str) -> dict[str, Any]:
+        """As far as the peer told."""
+        peers = self._directory.peers
+        entry: dict[str, Any] = {
+            "id": shown,
+            "object": "model",
+            "created": self._created,
+            "owned_by": peer,
+            "display_name": shown,
+            "aliases": [],
+            "peer": peer,
+        }
+        if state := peers.state(peer, model):
+            entry["status"] = {"value": state}
+        return entry | peers.entry(peer, model)
 
     def _entry(self, route: RouteSpec) -> dict[str, Any]:
         facts, state = route.facts, self._supervisor.state_of(route.id)

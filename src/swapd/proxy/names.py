@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from mmap import mmap
 from typing import Any, Final, NamedTuple, TypeAlias
-from urllib.parse import parse_qs, quote_plus, unquote
+from urllib.parse import parse_qs, quote_plus
 
-from swapd.core.spec import ModelId, RouteSpec
-from swapd.errors import BadRequest, UnknownModel
+from swapd.errors import BadRequest
 
-Routes: TypeAlias = Mapping[ModelId, RouteSpec]
 Text: TypeAlias = bytes | mmap
 Field: TypeAlias = tuple[str, Any, int, int]
 """Name, value, and the place of the value's text."""
@@ -82,33 +80,14 @@ def model_place(body: Text, content_type: bytes, model: str) -> tuple[int, int, 
     return 0, 0, b""
 
 
+def is_json(body: Text, content_type: bytes) -> bool:
+    """Whether a body is read as JSON: what is no form of either kind."""
+    return not content_type.startswith(b"multipart/") and not _is_form(body, content_type)
+
+
 def _is_form(body: Text, content_type: bytes) -> bool:
     """Whether it is a form; ``curl -d '{…}'`` calls JSON one."""
     return content_type.startswith(b"application/x-www-form-urlencoded") and not _BRACE.match(body)
-
-
-def route_of(routes: Routes, model: str) -> RouteSpec:
-    """The model of that name.
-
-    Raises:
-        UnknownModel: with the valid ids.
-    """
-    route = routes.get(model)
-    if route is None:
-        valid = ", ".join(sorted(known.id for known in routes.values() if not known.unlisted)) or "none is configured"
-        what = f"there is no model {model[:200]!r}" if model else "the request names no model"
-        raise UnknownModel(f"{what}; valid ids: {valid}")
-    return route
-
-
-def split_id(routes: Routes, raw: bytes) -> tuple[ModelId, bytes]:
-    """The longest known id at the front of a raw path (slashes in it raw or encoded), and the path behind it."""
-    parts = raw.split(b"/")
-    for count in range(len(parts), 0, -1):
-        model = unquote(b"/".join(parts[:count]).decode("latin-1"))
-        if model in routes:
-            return model, b"/" + b"/".join(parts[count:])
-    return unquote(parts[0].decode("latin-1")), b"/" + b"/".join(parts[1:])
 
 
 def _asked(fields: Any) -> Asked:

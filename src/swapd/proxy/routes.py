@@ -45,6 +45,11 @@ LOOKED_UP: Final = ("/props", "/slots", "/lora-adapters")
 ANY_METHOD: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
+def is_model_routed(path: str) -> bool:
+    """Whether what is posted there is a request to a model."""
+    return path in MODEL_ROUTED or path.startswith(MODEL_ROUTED_PREFIXES)
+
+
 class Router:
     """Finds the endpoint of a path and method; unknown ones get JSON at once."""
 

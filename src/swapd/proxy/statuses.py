@@ -19,6 +19,7 @@ from swapd.errors import (
     InsufficientMemory,
     MemoryHeldByOthers,
     NotLoaded,
+    PeerUnreachable,
     QueueFull,
     Refused,
     ShuttingDown,
@@ -28,6 +29,7 @@ from swapd.errors import (
     TooLarge,
     Unauthorized,
     UnknownModel,
+    UnknownProfile,
     Unloaded,
     WaitedTooLong,
 )
@@ -47,6 +49,7 @@ STATUSES: Final[Mapping[type[SwapdError], int]] = {
     Unauthorized: 401,
     Forbidden: 403,
     UnknownModel: 404,
+    UnknownProfile: 404,
     Cancelled: 499,
     TooLarge: 413,
     QueueFull: 429,
@@ -62,6 +65,7 @@ STATUSES: Final[Mapping[type[SwapdError], int]] = {
     StartFailed: 502,
     StartTimeout: 504,
     InstanceDied: 502,
+    PeerUnreachable: 502,
 }
 """Every leaf of ``SwapdError`` that can reach HTTP (``ConfigError`` and ``GgufError`` end the start instead)."""
 

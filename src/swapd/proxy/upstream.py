@@ -7,6 +7,8 @@ Nothing here suspends but ``Pool.connect``: what comes in is handed to the
 from __future__ import annotations
 
 import asyncio
+import functools
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
@@ -49,6 +51,12 @@ class Receiver(Protocol):
 
     def on_broken(self, error: SwapdError | None) -> None:
         """The connection ended before the answer did; ``error``: why it was closed, if swapd closed it."""
+
+
+@functools.cache
+def tls_context() -> ssl.SSLContext:
+    """How peers are asked over https: the system's certificates. Reads files, once."""
+    return ssl.create_default_context()
 
 
 class Gone(Exception):
@@ -296,8 +304,9 @@ class Pool:
                 if upstream.path:
                     _, connection = await loop.create_unix_connection(lambda: Connection(self, key), upstream.path)
                 else:
+                    context = tls_context() if upstream.tls else None
                     where = (upstream.host, upstream.port)
-                    _, connection = await loop.create_connection(lambda: Connection(self, key), *where)
+                    _, connection = await loop.create_connection(lambda: Connection(self, key), *where, ssl=context)
             except BlockingIOError:  # a unix socket's listen queue is full for the moment
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.1)

@@ -318,6 +318,11 @@ class Supervisor:
         """The word that ``status`` shows for one model."""
         return status.word(self.scheduler.state.records[model])
 
+    def has_place(self, model: ModelId) -> bool:
+        """Whether a request would be forwarded at once: the model is ready, with a place by ``concurrency``."""
+        record = self.scheduler.state.records[model]
+        return record.state is InstanceState.READY and not record.queue and record.has_room()
+
     def outlook(self, model: ModelId, rid: str) -> str:
         """What a request that waits for a model may be told: state, progress, place."""
         return status.outlook(self.scheduler.state.records[model], rid)

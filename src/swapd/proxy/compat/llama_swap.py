@@ -12,10 +12,10 @@ from typing import Final
 from urllib.parse import parse_qs, unquote
 
 from swapd.core.spec import ModelId, RouteSpec
-from swapd.errors import SwapdError, UnknownModel
+from swapd.errors import RequestError, SwapdError
 from swapd.proxy.admin import without_colours
 from swapd.proxy.asgi import RID, Headers, Receive, Scope, Send, respond, stream
-from swapd.proxy.names import Routes, route_of
+from swapd.proxy.directory import Directory
 from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
 from swapd.supervisor.pool import Supervisor
 
@@ -35,13 +35,15 @@ _SECRET_FLAGS: Final = ("--api-key", "--api-key-file", "--hf-token", "-hft")
 class LlamaSwap:
     """``/running``, ``/unload``, ``/logs`` and ``/api/models/unload``."""
 
-    def __init__(self, supervisor: Supervisor, routes: Routes) -> None:
-        self._supervisor, self._routes = supervisor, routes
+    def __init__(self, supervisor: Supervisor, directory: Directory) -> None:
+        self._supervisor, self._directory = supervisor, directory
 
     async def running(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The models that are not stopped."""
-        states = {route.id: self._supervisor.state_of(route.id) for route in self._routes.values()}
-        rows = [_row(route, states[route.id]) for route in self._routes.values() if states[route.id] in _STATES]
+        states = {route.id: self._supervisor.state_of(route.id) for route in self._directory.routes.values()}
+        rows = [
+            _row(route, states[route.id]) for route in self._directory.routes.values() if states[route.id] in _STATES
+        ]
         await respond(send, 200, json.dumps({"running": rows}).encode())
 
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,9 +72,9 @@ class LlamaSwap:
         """``/logs/stream[/{id}]``: what comes from every model or from one; ``?no-history``: without what came."""
         name = _name(scope, b"/logs/stream").removeprefix("/")
         try:
-            everything = name in ("", "upstream", "proxy") and name not in self._routes
-            models = list(self._supervisor.models()) if everything else [route_of(self._routes, name).id]
-        except UnknownModel as error:
+            everything = name in ("", "upstream", "proxy") and name not in self._directory.routes
+            models = list(self._supervisor.models()) if everything else [self._directory.local(name).id]
+        except RequestError as error:
             await _refuse(scope, send, error)
             return
         no_history = b"no-history" in parse_qs(scope["query_string"], keep_blank_values=True)
@@ -107,7 +109,7 @@ class LlamaSwap:
     async def _unloaded(self, scope: Scope, send: Send, names: list[str]) -> bool:
         """Whether they are gone; answers with the error if not."""
         try:
-            models = [route_of(self._routes, name).id for name in names]
+            models = [self._directory.local(name).id for name in names]
             await asyncio.gather(*(self._supervisor.unload(model) for model in models))
         except SwapdError as error:
             await _refuse(scope, send, error)

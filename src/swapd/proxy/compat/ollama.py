@@ -12,8 +12,8 @@ from swapd.core.spec import RouteSpec
 from swapd.errors import BadRequest, SwapdError, UnknownModel
 from swapd.proxy.asgi import Receive, Scope, Send, respond
 from swapd.proxy.bodies import HungUp, Spool, read_body
+from swapd.proxy.directory import Directory
 from swapd.proxy.listing import capabilities
-from swapd.proxy.names import Routes, route_of
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.statuses import error_headers, status_of
 from swapd.supervisor.pool import Supervisor
@@ -28,8 +28,8 @@ _LATEST: Final = ":latest"
 class Ollama:
     """``/api/tags``, ``/api/ps``, ``/api/version`` and ``/api/show``."""
 
-    def __init__(self, supervisor: Supervisor, routes: Routes, settings: ProxySettings) -> None:
-        self._supervisor, self._routes, self._settings = supervisor, routes, settings
+    def __init__(self, supervisor: Supervisor, directory: Directory, settings: ProxySettings) -> None:
+        self._supervisor, self._directory, self._settings = supervisor, directory, settings
 
     async def version(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET ``/api/version``."""
@@ -37,12 +37,16 @@ class Ollama:
 
     async def tags(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET ``/api/tags``: every model, loaded or not."""
-        await _answer(send, {"models": [_listed(route) for route in self._routes.values() if not route.unlisted]})
+        await _answer(
+            send, {"models": [_listed(route) for route in self._directory.routes.values() if not route.unlisted]}
+        )
 
     async def ps(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET ``/api/ps``: the loaded ones, what they hold and until when."""
         rows = {row["id"]: row for row in self._supervisor.status()["models"]}
-        loaded = [r for r in self._routes.values() if rows.get(r.id, {}).get("state") in ("ready", "draining")]
+        loaded = [
+            r for r in self._directory.routes.values() if rows.get(r.id, {}).get("state") in ("ready", "draining")
+        ]
         await _answer(send, {"models": [self._running(route, rows[route.id]) for route in loaded]})
 
     async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,9 +63,9 @@ class Ollama:
 
     def _route(self, name: str) -> RouteSpec:
         try:
-            return route_of(self._routes, name)
+            return self._directory.local(name)
         except UnknownModel:
-            return route_of(self._routes, name.removesuffix(_LATEST))
+            return self._directory.local(name.removesuffix(_LATEST))
 
     def _running(self, route: RouteSpec, row: dict[str, Any]) -> dict[str, Any]:
         held = row.get("measured_mib") or row.get("reserved_mib") or {}

@@ -7,7 +7,8 @@ import json
 from swapd.errors import BadRequest, SwapdError
 from swapd.proxy.asgi import RID, Receive, Scope, Send, respond
 from swapd.proxy.bodies import HungUp, Spool, read_body
-from swapd.proxy.names import Routes, model_of, route_of
+from swapd.proxy.directory import Directory
+from swapd.proxy.names import model_of
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
 from swapd.supervisor.pool import Supervisor
@@ -18,8 +19,8 @@ _RUNS = ("starting", "ready", "draining")
 class LlamaRouter:
     """Answers as llama-server without a model does: at once, before the load or the stop is done."""
 
-    def __init__(self, supervisor: Supervisor, routes: Routes, settings: ProxySettings) -> None:
-        self._supervisor, self._routes, self._settings = supervisor, routes, settings
+    def __init__(self, supervisor: Supervisor, directory: Directory, settings: ProxySettings) -> None:
+        self._supervisor, self._directory, self._settings = supervisor, directory, settings
 
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST ``/models/load``."""
@@ -31,7 +32,7 @@ class LlamaRouter:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, *, load: bool) -> None:
         try:
-            model = route_of(self._routes, await self._named(scope, receive)).id
+            model = self._directory.local(await self._named(scope, receive)).id
             if (self._supervisor.state_of(model) in _RUNS) is load:
                 raise BadRequest(f"model is {'already' if load else 'not'} running")
             if load:
