@@ -16,8 +16,8 @@ class EndedRequest(NamedTuple):
     used. ``client``: its product and how far away it is. ``error``: the code; ``engine``
     for a refusal of the model's own. ``load_s``: how long the model loaded while the
     request waited, ``queue_s`` the rest of the wait. ``first_byte_s`` counts from the
-    request's arrival. ``prefill_s`` to ``draft_accepted`` are the engine's own figures;
-    ``prompt_tokens`` includes ``cached_tokens``.
+    request's arrival. From ``prompt_tokens`` (which include ``cached_tokens``) on
+    the engine's own figures.
     """
 
     rid: str
@@ -34,11 +34,11 @@ class EndedRequest(NamedTuple):
     queue_s: float = 0.0
     load_s: float = 0.0
     first_byte_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
     prefill_tps: float | None = None
     decode_tps: float | None = None
     draft_tokens: int | None = None

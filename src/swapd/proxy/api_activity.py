@@ -42,11 +42,11 @@ class RequestRow(Answered):
     queue_s: float
     load_s: float
     first_byte_s: float | None
-    prefill_s: float | None
-    decode_s: float | None
     prompt_tokens: int | None
     cached_tokens: int | None
     completion_tokens: int | None
+    prefill_s: float | None
+    decode_s: float | None
     prefill_tps: float | None
     decode_tps: float | None
     draft_tokens: int | None

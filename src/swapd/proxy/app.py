@@ -56,7 +56,7 @@ def build_app(
     pool = Pool()
     supervisor.add_retire_listener(pool.retire)
     metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, directory)
-    activities = Activities(supervisor, metrics, log or NoLog())
+    activities = Activities(supervisor, metrics, NoLog() if log is None else log)
     captures = Captures() if settings.capture and settings.admin_keys else None
     forwarder = Forwarder(Relay(supervisor, pool, settings, activities), directory, listing, captures)
     api = build_api(supervisor, directory, settings, activities.speeds)

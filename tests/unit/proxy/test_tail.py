@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from swapd.core.activity import EndedRequest
 from swapd.proxy.tail import NOTHING_TOLD, Told, last_object, told_by
 
 TIMINGS = (
@@ -103,6 +104,10 @@ def test_figures_of_an_answer(front: bytes, tail: list[bytes], told: Told) -> No
 )
 def test_rate_of_reading_needs_tokens_that_were_read(told: Told, rate: float) -> None:
     assert told.prefill_rate == rate
+
+
+def test_a_row_ends_with_what_was_told() -> None:
+    assert EndedRequest._fields[-len(Told._fields) :] == Told._fields
 
 
 def test_last_object_of_a_name_counts() -> None:
