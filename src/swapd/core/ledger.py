@@ -149,8 +149,9 @@ class MemoryLedger:
         for device, free in self.free.items():
             explained = self.foreign[device]
             for other, holding in self.holdings.items():
-                vague = other in coming or not holding.measured
-                explained += holding.reserved.on(device) if vague else holding.current.get(device, 0)
+                where = RAM if device == PAGE_CACHE else device
+                vague = other in coming or not (holding.measured or where in holding.current)
+                explained += holding.reserved.on(device) if vague else holding.current.get(where, 0)
             self.foreign[device] += max(0, self.total[device] - free - explained)
 
     def grew_on_load(self, model: ModelId) -> int | None:

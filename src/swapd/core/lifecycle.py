@@ -61,6 +61,10 @@ WITH_PROCESS: Final = frozenset({_S.STARTING, _S.READY, _S.DRAINING, _S.STOPPING
 """States in which a process exists."""
 
 
+HOLDING: Final = frozenset({_S.STARTING, _S.READY, _S.DRAINING, _S.LOST})
+"""States in which an instance may still take what its footprint says."""
+
+
 def advance(state: InstanceState, step: Step) -> InstanceState:
     """The next state.
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from swapd.core import events as ev
 from swapd.core.commands import StoreFootprint
+from swapd.core.lifecycle import HOLDING
 from swapd.core.lifecycle import InstanceState as S
 from swapd.core.moves import Moves
 from swapd.core.records import Plan, Record
@@ -17,8 +18,6 @@ RECHECK_S: Final = 1.0
 IDLE_SAMPLE_FACTOR: Final = 15
 """With nothing loaded the devices are sampled this much more seldom."""
 SETTLED_STATES: Final = frozenset({S.READY, S.DRAINING, S.LOST})
-HOLDING_STATES: Final = SETTLED_STATES | {S.STARTING}
-"""States in which an instance may still take what its footprint says."""
 
 
 class MemoryKeeper:
@@ -60,11 +59,13 @@ class MemoryKeeper:
         quiet = quiet and all(r.state in SETTLED_STATES or r.state is S.RELEASING for r in live.values())
         for record in [r for r in live.values() if r.state is S.RELEASING and event.at >= r.state_since]:
             plan = record.claimed_by or record.plan
-            if quiet if plan is None else self._has_room_for(plan):
+            if plan is None and quiet:
                 self._do.released(record)
+            elif plan is not None and self._has_room_for(plan):
+                self._do.write_off(record, in_time=True)
 
     def _has_room_for(self, plan: Plan) -> bool:
-        others = [m for m, r in self._do.live.items() if r not in plan.victims and r.state in HOLDING_STATES]
+        others = [m for m, r in self._do.live.items() if r not in plan.victims and r.state in HOLDING]
         return self._do.ledger.back(others, plan.target.footprint.need_bytes)
 
     def _learn(self, record: Record) -> None:
@@ -132,7 +133,7 @@ class MemoryKeeper:
                 continue
             self._do.cancel(plan)
             world = self._do.world()
-            need = target.footprint.need_bytes
+            need = self._do.chosen_footprint(target).need_bytes
             if all(d in world.room and size <= world.room[d] for d, size in need.items()):
                 self._do.start(target, plan.reason)
 

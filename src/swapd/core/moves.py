@@ -6,6 +6,7 @@ No move decides anything; ``Scheduler`` does. All mutable state of the core live
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from swapd.core.commands import (
     Command,
@@ -18,8 +19,8 @@ from swapd.core.commands import (
 )
 from swapd.core.groups import GroupRules
 from swapd.core.ledger import MemoryLedger
+from swapd.core.lifecycle import HOLDING, Step
 from swapd.core.lifecycle import InstanceState as S
-from swapd.core.lifecycle import Step
 from swapd.core.line import Line, head
 from swapd.core.placement import World
 from swapd.core.records import Plan, Record, Waiter, WaiterKind
@@ -198,9 +199,9 @@ class Moves:
         if plan is not None:
             plan.victims.remove(record)
 
-    def write_off(self, record: Record) -> None:
-        """Its memory did not come back in time: the missing bytes are foreign, and the next load is placed anew."""
-        if record.claimed_by is not None:
+    def write_off(self, record: Record, *, in_time: bool = False) -> None:
+        """What of its memory has not come back is foreign; if that took too long, the next load is placed anew."""
+        if record.claimed_by is not None and not in_time:
             record.claimed_by.since = self.now
         coming = [m for m, r in self.live.items() if r.state in (S.STOPPING, S.RELEASING)]
         self.ledger.write_off(record.spec.id, coming)
@@ -293,5 +294,24 @@ class Moves:
         return f"page cache: {needed} of weights are read through it, {room} are left for them: decoding collapses (L1)"
 
     def chosen_footprint(self, record: Record) -> Footprint:
-        """What a start now would take: nothing is evicted for more than the least, but what is free is used."""
-        return record.footprint.best_for(self.world().room) if record.footprint.larger else record.footprint
+        """What a start now would take: nothing is evicted for more than the least, but what is free is used.
+
+        A larger way must also fit the raw reading: memory of a process that has just gone may not be back yet.
+        """
+        least = record.footprint
+        if not least.larger:
+            return least
+        room = self.world().room
+        others = [m for m, r in self.live.items() if r.state in HOLDING and r is not record]
+        fitting = (way for way in least.larger if way.fits(room) and self.ledger.back(others, way.need_bytes))
+        return next(fitting, least)
+
+    def shrink(self, record: Record) -> bool:
+        """The way that was just tried ran out of memory: only smaller ones are left; False if there is none."""
+        tried = self.ledger.holdings[record.id].reserved.args
+        ways = record.footprint.larger
+        position = next((i for i, way in enumerate(ways) if way.args == tried), None)
+        if position is None:
+            return False
+        record.size(replace(record.footprint, larger=ways[position + 1 :]))
+        return True

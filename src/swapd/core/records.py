@@ -51,8 +51,8 @@ class Plan:
 class Record:
     """One model's life, as the scheduler knows it; times in monotonic seconds.
 
-    ``id``, ``priority`` and ``needs`` repeat ``spec`` and ``footprint`` for the scan of a thousand heads. ``stale``: its
-    process was started by another configuration, and is replaced once it is idle.
+    ``id``, ``priority`` and ``needs`` repeat ``spec`` and ``footprint`` for the scan of a thousand heads.
+    ``stale``: its process was started by another configuration, and is replaced once it is idle.
     """
 
     spec: ModelSpec
@@ -97,7 +97,9 @@ class Record:
 
     def size(self, footprint: Footprint) -> None:
         """What the next load is expected to take."""
-        self.footprint, self.needs = footprint, tuple(footprint.need_bytes.items())
+        self.footprint = footprint
+        ways = (footprint, *footprint.larger)
+        self.needs = tuple((d, min(way.on(d) for way in ways)) for d in footprint.need_bytes)
 
     def step(self, step: Step, now: float, reason: str | None) -> None:
         """Take one row of the transition table."""

@@ -161,7 +161,8 @@ class Scheduler:
         if record.state is S.STARTING:
             kind = StartTimeout if event.timed_out else StartFailed
             error = kind(event.message, cause=event.cause, exit_status=event.exit_status, stderr_tail=event.stderr_tail)
-            if not (event.cause == "out_of_memory" and self._retry_with_more_room(record)):
+            out_of_memory = event.cause == "out_of_memory"
+            if not (out_of_memory and (self._do.shrink(record) or self._retry_with_more_room(record))):
                 self._do.fail(record, error)
         self._do.gone(record, f"start failed: {event.message.splitlines()[0] if event.message else event.cause}")
 
@@ -252,7 +253,7 @@ class Scheduler:
             self._do.stop(record, reason)
 
     def _config_replaced(self, event: ev.ConfigReplaced) -> None:
-        """Unchanged models go on, changed ones are replaced when idle, removed ones drain; what waits for those ends."""
+        """Unchanged models go on, changed ones are replaced when idle, removed ones drain and their waiters end."""
         for model, record in list(self._do.records.items()):
             if model not in event.catalog.models:
                 text = f"{model!r} is no longer configured"
@@ -324,8 +325,8 @@ class Scheduler:
             record = waiter.record
             if record.state is not S.STOPPED or record.plan is not None or waiter.rid not in record.queue:
                 continue
-            world, arrived_at = self._do.world(), waiter.arrived_at
-            verdict = place(record.spec, record.footprint, world, overdue=overdue, arrived_at=arrived_at)
+            world, arrived_at, need = self._do.world(), waiter.arrived_at, self._do.chosen_footprint(record)
+            verdict = place(record.spec, need, world, overdue=overdue, arrived_at=arrived_at)
             self._do.survey.placed(record, verdict, overdue=overdue)
             self._apply(record, waiter, verdict)
 
@@ -392,7 +393,7 @@ class Scheduler:
         refusal = self._turned_away(record)
         if refusal is not None:
             return refusal
-        return place(record.spec, record.footprint, self._do.world())
+        return place(record.spec, self._do.chosen_footprint(record), self._do.world())
 
 
 def _lost(record: Record) -> MemoryHeldByOthers:

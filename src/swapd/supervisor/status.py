@@ -163,7 +163,8 @@ def explanation(scheduler: Scheduler, model: ModelId, now: float) -> dict[str, A
     record = scheduler.state.records[model]
     verdict = scheduler.explain(model, now)
     room = scheduler.state.world().room
-    chosen = scheduler.state.chosen_footprint(record)
+    holding = scheduler.state.ledger.holdings.get(model)
+    chosen = holding.reserved if holding else scheduler.state.chosen_footprint(record)
     result: dict[str, Any] = {
         "model": model,
         "state": word(record),

@@ -177,8 +177,8 @@ class Judge:
             return
         if any(e.unkillable for e in self.spec.engines.values()) or any(self.sim.lingering.values()):
             return
-        if not self.spec.tells_held and self.sim.now < self.sim.gave_back_at + 60:
-            return  # memory that came back late looks like a program that left: what loaded meanwhile may count as foreign
+        if self.sim.now < self.sim.gave_back_at + 60:
+            return  # memory that came back late looks like a program that left, and what loaded meanwhile like one
         need = self.spec.footprints[self.asked[rid].model].need_bytes
         models = self.spec.catalog.models
         protected = [m for m in self.sim.processes if self.scheduler.state.rules.protects(self.asked[rid].model, m)]

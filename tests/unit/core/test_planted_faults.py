@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from swapd.core.lifecycle import InstanceState as S
 from swapd.core.moves import Moves
 from swapd.core.records import Record
 from swapd.core.scheduler import Scheduler
-from swapd.core.spec import Footprint, Policy
+from swapd.core.spec import Policy
 from swapd.core.survey import Survey
 from swapd.core.world import WorldBuilder
 from tests.unit.core import test_scheduling
@@ -54,7 +55,13 @@ def forgets_what_a_loading_model_will_take(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_the_best_way_whatever_is_free(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Footprint, "best_for", lambda self, room: next(iter(self.larger), self))
+    start = Moves.start
+
+    def greedy(self: Moves, record: Record, reason: str) -> None:
+        record.footprint = replace(next(iter(record.footprint.larger), record.footprint), larger=())
+        start(self, record, reason)
+
+    patch.setattr(Moves, "start", greedy)
 
 
 def stops_without_waiting_for_leases(patch: pytest.MonkeyPatch) -> None:
