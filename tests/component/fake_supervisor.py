@@ -16,10 +16,12 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from swapd.core.naming import Names
 from swapd.core.spec import RouteSpec
 from swapd.errors import InstanceDied, ShuttingDown, SwapdError
 from swapd.proxy.app import build_app
 from swapd.proxy.listen import parse_listen
+from swapd.proxy.peers import Peers
 from swapd.proxy.serve import serve, server_config
 from swapd.proxy.settings import ProxySettings
 from swapd.supervisor.ports import ActivityLog, Upstream
@@ -350,15 +352,18 @@ async def world(
     behaviour: Behaviour,
     routes: Mapping[str, RouteSpec] | None = None,
     activity: ActivityLog | None = None,
+    names: Names | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
-    """swapd's own uvicorn on a free port, and one stub upstream for all models."""
+    """swapd's own uvicorn on a free port, and one stub upstream for all models; the peers of ``names`` are asked."""
     known = ROUTES if routes is None else routes
     with tempfile.TemporaryDirectory() as folder:
         stub = StubUpstream(behaviour, os.path.join(folder, "up.sock"))
         upstream = await asyncio.start_unix_server(stub.accept, stub.path)
         supervisor = FakeSupervisor(dict.fromkeys(known, Upstream(path=stub.path)))
-        app = build_app(supervisor, known, ProxySettings(**settings), log=activity)  # type: ignore[arg-type]
+        peers = Peers(names.peers if names else {})
+        asking = asyncio.ensure_future(peers.watch())
+        app = build_app(supervisor, known, ProxySettings(**settings), names, peers, activity)  # type: ignore[arg-type]
         config = server_config(app)
         config.load()
         server = uvicorn.Server(config)
@@ -369,6 +374,8 @@ async def world(
         try:
             yield World(port, supervisor, stub)
         finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
             await stub.close()
             upstream.close()
             for listener in server.servers:

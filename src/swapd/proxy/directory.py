@@ -89,7 +89,7 @@ class Directory:
         at_peers = [row for peer, models in self._at_peers.items() for row in self._listed_at(peer, models)]
         valid = ", ".join(sorted([*self.names.listed(), *at_peers])) or "none is configured"
         near = self.names.nearest(name, at_peers) if name else ""
-        meant = f"; did you mean {near!r}?" if near else ""
+        meant = f" (did you mean {near!r}?)" if near else ""
         what = f"there is no model {name[:SHOWN_CHARS]!r}{meant}" if name else "the request names no model"
         return UnknownModel(f"{what}; valid ids: {valid}")
 
