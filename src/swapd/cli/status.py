@@ -49,8 +49,12 @@ def show(status: dict[str, Any]) -> None:
         console.print(f"[red]configuration not reloaded: {escape(status['config']['error'])}[/]")
     if not status["known"]:
         console.print(f"[red]GPUs unknown: {escape(status['problem'] or '')}[/]")
+    if status.get("profile") is not None:
+        console.print(f"profile: {escape(status['profile'])}")
     console.print(_devices(status))
     console.print(_models(status))
+    if status.get("peers"):
+        console.print(_peers(status["peers"]))
     for model in status["models"]:
         if model["state"] in ("failed", "lost") or (model["reason"] or "").startswith(("degraded", "the configured")):
             text = model["last_error"] if model["state"] == "failed" else model["reason"]
@@ -115,4 +119,20 @@ def _models(status: dict[str, Any]) -> Any:
             format_duration(model["idle_s"]) if model["idle_s"] is not None else "-",
             escape(model["reason"] or ""),
         )
+    return table
+
+
+def _peers(peers: list[dict[str, Any]]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("PEER", overflow="fold", min_width=12)
+    table.add_column("ANSWERS", no_wrap=True)
+    table.add_column("MODELS")
+    words = {None: "not asked yet", True: "[green]yes[/]", False: "[red]no[/]"}
+    for peer in peers:
+        models = [f"{m['id']} ({m['state']})" if m["state"] else m["id"] for m in peer["models"]]
+        told = ", ".join(models) + (f" {peer['error']}" if peer["error"] else "")
+        table.add_row(escape(peer["id"]), words[peer["reachable"]], escape(told.strip()))
     return table
