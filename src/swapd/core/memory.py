@@ -59,9 +59,7 @@ class MemoryKeeper:
         quiet = quiet and all(r.state in SETTLED_STATES or r.state is S.RELEASING for r in live.values())
         for record in [r for r in live.values() if r.state is S.RELEASING and event.at >= r.state_since]:
             plan = record.claimed_by or record.plan
-            if plan is None and quiet:
-                self._do.released(record)
-            elif plan is not None and self._has_room_for(plan):
+            if quiet if plan is None else self._has_room_for(plan):
                 self._do.write_off(record, in_time=True)
 
     def _has_room_for(self, plan: Plan) -> bool:
