@@ -99,7 +99,7 @@ class Upstream(asyncio.Protocol):
             self.transport.write(STREAM_CHUNK)
             self._after(self.pace.chunk_s, self._chunk)
         else:
-            self.transport.write(b"0\r\n\r\n")
+            self.transport.write(STREAM_END)
 
 
 _EVENT = {
@@ -110,10 +110,25 @@ _EVENT = {
     "system_fingerprint": "b11434-0123456",
     "object": "chat.completion.chunk",
 }
-_DATA = b"data: " + json.dumps(_EVENT).encode() + b"\n\n"
-STREAM_CHUNK = b"%x\r\n%s\r\n" % (len(_DATA), _DATA)
+_TIMINGS = {
+    "cache_n": 236, "prompt_n": 1, "prompt_ms": 30.958, "prompt_per_token_ms": 30.958, "prompt_per_second": 32.301,
+    "predicted_n": 200, "predicted_ms": 661.064, "predicted_per_token_ms": 3.305, "predicted_per_second": 302.542,
+}  # fmt: skip
+_USAGE = {"completion_tokens": 200, "prompt_tokens": 237, "total_tokens": 437,
+          "prompt_tokens_details": {"cached_tokens": 236}}  # fmt: skip
+
+
+def _chunk(event: object) -> bytes:
+    data = b"data: " + json.dumps(event).encode() + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+STREAM_CHUNK = _chunk(_EVENT)
+STREAM_END = (
+    _chunk({**_EVENT, "choices": [], "usage": _USAGE, "timings": _TIMINGS}) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+)
 _CHOICES = [{"message": {"role": "assistant", "content": "word " * 80}}]
-_ANSWER = json.dumps({"id": "x", "choices": _CHOICES, "usage": {"total_tokens": 90}}).encode()
+_ANSWER = json.dumps({"id": "x", "choices": _CHOICES, "usage": _USAGE, "timings": _TIMINGS}).encode()
 _HEAD = b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5, max=100\r\nServer: llama.cpp\r\n"
 JSON_ANSWER = b"%sContent-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n\r\n%s" % (
     _HEAD,

@@ -436,9 +436,10 @@ def generate(connection, ask, chat):
     tokens = int(num("TOKENS", 8))
     tokens = min(tokens, int(wanted)) if wanted and int(wanted) > 0 else tokens
     pause = 1 / num("TOK_S") if num("TOK_S") else 0.0
-    usage = {"prompt_tokens": 11, "completion_tokens": tokens, "total_tokens": 11 + tokens}
-    timings = {"prompt_n": 11, "prompt_ms": 5.0, "predicted_n": tokens, "predicted_ms": 5.0 * tokens,
-               "predicted_per_second": 200.0, "cache_n": 0}  # fmt: skip
+    usage = {"prompt_tokens": 11, "completion_tokens": tokens, "total_tokens": 11 + tokens,
+             "prompt_tokens_details": {"cached_tokens": 4}}  # fmt: skip
+    timings = {"cache_n": 4, "prompt_n": 7, "prompt_ms": 5.0, "prompt_per_second": 1400.0, "predicted_n": tokens,
+               "predicted_ms": 5.0 * tokens, "predicted_per_second": 200.0}  # fmt: skip
     if ask.get("stream"):
         return stream(connection, ask, chat, tokens, pause, usage, timings)
     for done in range(tokens):

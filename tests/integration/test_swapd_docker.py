@@ -49,11 +49,11 @@ def test_health_check_tells_ready_not_ready_and_dead(tmp_path: Path) -> None:
 
 def test_dashboard_shows_metrics_that_exist_with_labels_that_exist(tmp_path: Path) -> None:
     with Swapd(tmp_path, {"a": {}}) as swapd:
-        assert swapd.chat("a").status == 200
+        assert swapd.chat("a").status == swapd.chat("a", stream=True).status == 200
         exposed = swapd.get("/metrics").text
     labels = {
         name: set(re.findall(r"(\w+)=\"", found))
-        for name, found in re.findall(r"^(swapd_\w+)(\{.*\})? ", exposed, re.MULTILINE)
+        for name, found in re.findall(r"^((?:swapd|gen_ai)_\w+)(\{.*\})? ", exposed, re.MULTILINE)
     }
     dashboards = list((DOCKER / "metrics" / "dashboards").glob("*.json"))
     assert dashboards
@@ -61,7 +61,7 @@ def test_dashboard_shows_metrics_that_exist_with_labels_that_exist(tmp_path: Pat
     for path in dashboards:
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel["targets"]:
-                names = re.findall(r"swapd_\w+", target["expr"])
+                names = re.findall(r"(?:swapd|gen_ai)_\w+", target["expr"])
                 shown |= set(names)
                 assert set(names) <= set(labels), target["expr"]
                 wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))

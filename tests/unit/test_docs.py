@@ -119,7 +119,6 @@ def test_command_blocks_say_what_they_need_in_known_words(page: Path) -> None:
 
 
 VALUES: dict[str, str] = {
-    "server.capture": "true",
     "models.ID.keep_context": "true",
 }
 

@@ -36,7 +36,7 @@ def command(client: Client, as_json: bool, watch: bool) -> None:
 
 
 def show(status: dict[str, Any]) -> None:
-    """Two tables, readable at 80 columns."""
+    """Tables, readable at 80 columns."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -53,6 +53,8 @@ def show(status: dict[str, Any]) -> None:
         console.print(f"profile: {escape(status['profile'])}")
     console.print(_devices(status))
     console.print(_models(status))
+    if status.get("answers"):
+        console.print(_answers(status["answers"]))
     if status.get("peers"):
         console.print(_peers(status["peers"]))
     for model in status["models"]:
@@ -119,6 +121,23 @@ def _models(status: dict[str, Any]) -> Any:
             format_duration(model["idle_s"]) if model["idle_s"] is not None else "-",
             escape(model["reason"] or ""),
         )
+    return table
+
+
+def _answers(answers: dict[str, dict[str, Any]]) -> Any:
+    """How fast the last answers of each model were; "-" where its engine does not tell."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("LAST ANSWERS", overflow="fold", min_width=12)
+    for column in ("DECODE", "PREFILL", "CACHED", "DRAFTS TAKEN", "FIRST BYTE"):
+        table.add_column(column, justify="right", no_wrap=True)
+    forms = (("decode_tps", "{:,.1f} t/s"), ("prefill_tps", "{:,.0f} t/s"), ("cached", "{:.0%}"),
+             ("draft_accepted", "{:.0%}"), ("first_byte_s", "{:,.2f} s"))  # fmt: skip
+    for model, told in answers.items():
+        cells = ("-" if told[key] is None else form.format(told[key]) for key, form in forms)
+        table.add_row(escape(model), *cells)
     return table
 
 

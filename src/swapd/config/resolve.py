@@ -287,7 +287,8 @@ class _Resolver:
     def _warn_not_effective(self) -> None:
         if ("context",) in self.problems.lines:
             self._warn(("context",), "not yet effective")
-        self._warn_keys(self.file.server, ("server",), ("capture",))
+        if self.file.server.capture and not self.file.server.admin_keys:
+            self._warn(("server", "capture"), "nothing is kept without admin_keys: they alone may read it")
         for id_, model in self.file.models.items():
             self._warn_keys(model, ("models", id_), ("keep_context",))
 

@@ -52,6 +52,24 @@ def test_it_fits_80_columns_with_long_names_and_reasons(capsys: pytest.CaptureFi
     assert LONG[:12] in text
 
 
+def test_speed_of_the_last_answers_is_shown_where_there_were_some(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = dict.fromkeys(("decode_tps", "prefill_tps", "cached", "draft_accepted", "first_byte_s"))
+    told = {
+        "decode_tps": 1234.56,
+        "prefill_tps": 12345.6,
+        "cached": 0.973,
+        "draft_accepted": 0.5,
+        "first_byte_s": 1234.5,
+    }
+    show(status(model("a"), answers={LONG: {"answers": 7, **told}, "b[1]": {"answers": 1, **unknown}}))
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80, text
+    for words in ("1,234.6 t/s", "12,346 t/s", "97%", "50%", "1,234.50 s", "b[1]"):
+        assert words in text, words
+    show(status(model("a"), answers={}))
+    assert "LAST ANSWERS" not in capsys.readouterr().out
+
+
 def test_failed_models_are_told_with_their_error_word_for_word(capsys: pytest.CaptureFixture[str]) -> None:
     error = "exit code 1: error: invalid argument: --foo [/bar] [bold]x"
     show(status(model("a[1]", state="failed", last_error=error), model("d", state="ready", reason="degraded: n_ctx 4")))

@@ -96,12 +96,17 @@ def test_the_words_of_a_cmd_are_the_operators() -> None:
     [
         ("keep_context = true", "5: models.b.keep_context"),
         ("[context]\nmin_tokens = 1", "5: context"),
-        ("[server]\ncapture = true", "6: server.capture"),
     ],
 )
 def test_what_later_releases_will_do_is_warned_about_not_ignored(more: str, place: str) -> None:
     warnings = [w for w in resolved(TWO + more).warnings if "not yet effective" in w]
     assert len(warnings) == 1 and warnings[0].startswith(f"f.toml:{place}: "), warnings
+
+
+def test_captures_that_nobody_could_read_are_warned_about() -> None:
+    (warning,) = resolved(TWO + "[server]\ncapture = true").warnings
+    assert warning.startswith("f.toml:6: server.capture: ") and "admin_keys" in warning
+    assert resolved(TWO + '[server]\ncapture = true\nadmin_keys = ["boss"]').warnings == ()
 
 
 def test_defaults_of_these_keys_warn_of_nothing() -> None:
