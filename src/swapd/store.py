@@ -8,7 +8,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import structlog
+
+log = structlog.get_logger(__name__)
 
 LOADS_KEPT: Final = 5
 """The largest of the last so many loads counts."""
@@ -59,9 +63,16 @@ class Load:
 
 
 class Store:
-    """One file, one connection, used from one thread. ``path`` None keeps everything in memory."""
+    """One file, one connection, used from one thread. ``path`` None keeps everything in memory.
 
-    def __init__(self, path: Path | None) -> None:
+    A file that is locked, full or broken costs what was to be written or read, never more: it is logged, and nothing
+    is known. ``read_only``: for commands that look at what a running swapd writes.
+    """
+
+    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
+        if path is not None and read_only:
+            self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0.2)
+            return
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=0.2)
@@ -78,6 +89,13 @@ class Store:
             self._db.execute("DROP TABLE IF EXISTS loads")
             self._db.execute(f"PRAGMA user_version = {VERSION}")
 
+    def _ask(self, query: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            log.warning("the store cannot be used", error=str(error), query=query.split("(")[0].strip())
+            return []
+
     def close(self) -> None:
         """Close the file."""
         self._db.close()
@@ -93,7 +111,7 @@ class Store:
             load.worked,
             json.dumps(dict(load.predicted_bytes)),
         )
-        self._db.execute(
+        self._ask(
             "INSERT INTO loads (key, run, idle, peak, load_s, worked, predicted) VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (key, run) DO UPDATE SET idle = excluded.idle, peak = excluded.peak, worked = excluded.worked",
             values,
@@ -102,9 +120,9 @@ class Store:
 
     def loads(self, key: str) -> list[Load]:
         """The last loads of a key, newest first."""
-        rows = self._db.execute(
+        rows = self._ask(
             "SELECT idle, peak, load_s, worked, predicted FROM loads WHERE key = ? ORDER BY id DESC", (key,)
-        ).fetchall()
+        )
         return [
             Load(json.loads(idle), json.loads(peak), load_s, bool(worked), json.loads(predicted))
             for idle, peak, load_s, worked, predicted in rows
@@ -112,7 +130,7 @@ class Store:
 
     def record_overhead(self, binary: str, device: str, run: str, overhead_bytes: int) -> None:
         """What one load showed of a binary's context and kernels on a GPU; only the first word on a load counts."""
-        self._db.execute(
+        self._ask(
             "INSERT OR IGNORE INTO overheads (binary, device, run, bytes) VALUES (?, ?, ?, ?)",
             (binary, device, run, overhead_bytes),
         )
@@ -121,21 +139,19 @@ class Store:
     def overhead(self, binary: str | None, device: str) -> int | None:
         """The median of what the last loads of a binary (``None``: of any) showed; ``None`` if there was none."""
         query = "SELECT bytes FROM overheads WHERE device = :device AND binary = coalesce(:binary, binary)"
-        rows = self._db.execute(query, {"device": device, "binary": binary})
+        rows = self._ask(query, {"device": device, "binary": binary})
         values = [size for (size,) in rows]
         return int(statistics.median(values)) if values else None
 
     def record_projection(self, key: str, by_device: Mapping[str, int]) -> None:
         """What the engine itself said it would allocate; empty = it could not say."""
-        self._db.execute(
-            "INSERT OR REPLACE INTO projections (key, bytes) VALUES (?, ?)", (key, json.dumps(dict(by_device)))
-        )
+        self._ask("INSERT OR REPLACE INTO projections (key, bytes) VALUES (?, ?)", (key, json.dumps(dict(by_device))))
 
     def projection(self, key: str) -> dict[str, int] | None:
         """Bytes by device, or ``None`` if the engine was never asked."""
-        row = self._db.execute("SELECT bytes FROM projections WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        rows = self._ask("SELECT bytes FROM projections WHERE key = ?", (key,))
+        return json.loads(rows[0][0]) if rows else None
 
     def _forget(self, table: str, where: str, values: tuple[str, ...], kept: int) -> None:
         keep = f"SELECT id FROM {table} WHERE {where} ORDER BY id DESC LIMIT ?"
-        self._db.execute(f"DELETE FROM {table} WHERE {where} AND id NOT IN ({keep})", (*values, *values, kept))
+        self._ask(f"DELETE FROM {table} WHERE {where} AND id NOT IN ({keep})", (*values, *values, kept))

@@ -95,7 +95,9 @@ def serve(resolved: Resolved, on_listening: Callable[[str], None]) -> None:
 
 
 async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int) -> None:
+    from swapd.proxy.activity import Activities
     from swapd.proxy.app import build_app
+    from swapd.proxy.directory import Directory
     from swapd.proxy.listen import address_of, bind, inherited
     from swapd.proxy.peers import Peers
     from swapd.proxy.serve import serve as serve_app
@@ -135,16 +137,17 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         info=info,
         clock=MonotonicClock(),
     )
+    activities = Activities(supervisor, activity)
     reaper = pid1.Reaper() if pid1.is_init() else None
     try:
         sockets = given or bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
             routes = dict(resolved.routes)
-            peers = Peers(resolved.names.peers)
-            app = build_app(supervisor, routes, settings, resolved.names, peers, activity)
+            directory = Directory(resolved.names, routes, supervisor, Peers(resolved.names.peers))
+            app = build_app(supervisor, routes, settings, directory, activities)
             async with asyncio.TaskGroup() as group:
                 learning = group.create_task(_learn(supervisor, launcher, routes, resolved.launches, info))
-                asking = group.create_task(peers.watch())
+                asking = group.create_task(directory.peers.watch())
                 await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
                 learning.cancel()
                 asking.cancel()
@@ -153,6 +156,7 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
             reaper.close()
         launcher.close()
         store.close()
+        activities.close()
         activity.close()
 
 
@@ -182,8 +186,12 @@ async def _learn(
     info: Footprints,
 ) -> None:
     """What can wait until swapd listens: headers are read, then engines are asked about models nobody knows."""
-    await _tell_facts(routes, launches, info)
-    await _ask_engines(supervisor, launcher, info)
+    try:
+        await _tell_facts(routes, launches, info)
+        await asyncio.to_thread(info.warm_up(supervisor.sample))
+        await _ask_engines(supervisor, launcher, info)
+    except Exception:  # what is learned here is a convenience: nothing of it may end the server
+        log.exception("headers and engines could not be asked")
 
 
 async def _ask_engines(supervisor: Supervisor, launcher: LlamaLauncher, info: Footprints) -> None:
@@ -193,10 +201,10 @@ async def _ask_engines(supervisor: Supervisor, launcher: LlamaLauncher, info: Fo
         if not info.is_unsure(model, supervisor.sample) or supervisor.is_anything_loaded():
             continue
         try:
-            by_gpu = await launcher.project(model)
+            by_gpu = await launcher.project(model, info.footprint(model, supervisor.sample).args)
         except StartFailed as error:
             log.warning("the engine could not be asked", model=model, error=str(error))
-            by_gpu = ()
+            continue
         info.take_projection(model, by_gpu)
         supervisor.size_anew(model)
         log.info("the engine's own projection", model=model, mib=[size // MIB for size in by_gpu])
@@ -214,8 +222,8 @@ def _known_store(state_dir: Path) -> Store:
     """What was measured here before, for commands that only look; nothing if swapd never ran here."""
     path = state_dir / "swapd.sqlite"
     try:
-        return Store(path if path.exists() else None)
-    except sqlite3.Error:
+        return Store(path, read_only=True) if path.exists() else Store(None)
+    except (sqlite3.Error, OSError):
         return Store(None)
 
 

@@ -577,8 +577,8 @@ def project():
     sizes = [size for size in os.environ.get("FAKE_PROJECTS", "").split(",") if size]
     row = '{"kind":"%s","name":"%s","self":%s,"model":0,"context":0,"compute":0}'
     rows = [row % ("device", "CUDA%d" % i, size) for i, size in enumerate(sizes)] + [row % ("host", "Host", "100")]
-    say(1, '{"type":"fit_memory_breakdown","data":{"unit":"MiB","rows":[%s]}}\n' % ",".join(rows))
     event("project")
+    say(1, '{"type":"fit_memory_breakdown","data":{"unit":"MiB","rows":[%s]}}\n' % ",".join(rows))
 
 
 def main():

@@ -48,6 +48,7 @@ def command(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """
     from swapd import wiring
     from swapd.cli import plan_output
+    from swapd.llama.flags import CTX_FLAGS, has_flag
 
     args = options.pop("args")
     if len(args) > 1 and len(args) != len(files):
@@ -56,6 +57,8 @@ def command(files: tuple[str, ...], as_json: bool, **options: Any) -> None:
         words = [tuple(shlex.split(text)) for text in args]
     except ValueError as error:
         raise ConfigError(f"--args: {error}") from None
+    if options["ctx"] and any(has_flag(one, CTX_FLAGS) for one in words):
+        raise ConfigError("the context is given by --ctx and in --args", hint="give it once")
     per_file = [words[min(i, len(words) - 1)] if words else () for i in range(len(files))]
     search = options.pop("search") or not args
     result = wiring.plan(files, per_file, search=search, **options)

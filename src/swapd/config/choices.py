@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from swapd.config.load import Problems
@@ -10,15 +11,22 @@ from swapd.core.spec import Ladder
 from swapd.units import parse_size
 
 TAKEN_BY: Final = {
-    "ctx": ("-c", "--ctx-size"),
-    "n_cpu_moe": ("-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe", "-ot", "--override-tensor", "-ngl", "--n-gpu-layers"),
-}
+    "ctx": frozenset(["-c", "--ctx-size"]),
+    "n_cpu_moe": frozenset([
+        "-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe", "-ot", "--override-tensor", "-ngl", "--gpu-layers",
+        "--n-gpu-layers", "-ts", "--tensor-split", "-sm", "--split-mode", "-dev", "--device", "-mg", "--main-gpu",
+    ]),
+}  # fmt: skip
 """Flags that make the choice already."""
 
 
-def ladder_of(id_: str, model: Model, problems: Problems) -> Ladder | None:
-    """The ladder with the bytes of each step; mistakes of it, and of what is "auto", go to ``problems``."""
-    _check_auto(id_, model, problems)
+def ladder_of(id_: str, model: Model, args: Sequence[str], problems: Problems) -> Ladder | None:
+    """The ladder with the bytes of each step; mistakes of it, and of what is "auto", go to ``problems``.
+
+    ``args``: the model's, those of its binary included.
+    """
+    given = [_name(word) for word in args]
+    _check_auto(id_, model, given, problems)
     if model.ladder is None:
         return None
     at, sizes = ("models", id_, "ladder"), list(model.ladder.sizes)
@@ -33,14 +41,22 @@ def ladder_of(id_: str, model: Model, problems: Problems) -> Ladder | None:
     if len(sizes) != len(model.ladder.steps):
         problems.add((*at, "sizes"), f"{len(sizes)} sizes for {len(model.ladder.steps)} steps", "one for each")
         return None
-    if model.ladder.flag in (word.split("=", 1)[0] for word in model.args):
+    if sorted(sizes, reverse=True) != sizes:
+        problems.add((*at, "steps"), "do not step down", "write the largest first")
+    if _name(model.ladder.flag) in given:
         problems.add((*at, "flag"), f"{model.ladder.flag} is in args as well", "remove it there")
     return Ladder(model.ladder.flag, tuple(model.ladder.steps), tuple(sizes))
 
 
-def _check_auto(id_: str, model: Model, problems: Problems) -> None:
+def _check_auto(id_: str, model: Model, given: Sequence[str], problems: Problems) -> None:
     """A choice that ``args`` have made already cannot be left open."""
     for key, words in TAKEN_BY.items():
-        given = [word for word in model.args if word.split("=", 1)[0] in words]
-        if getattr(model, key) == "auto" and given:
-            problems.add(("models", id_, key), f'"auto", but args have {given[0]}', "remove one of the two")
+        taken = [word for word in given if word in words]
+        if getattr(model, key) == "auto" and taken:
+            problems.add(("models", id_, key), f'"auto", but args have {taken[0]}', "remove one of the two")
+
+
+def _name(word: str) -> str:
+    """A flag as llama-server reads it: underscores of long ones are hyphens."""
+    flag = word.split("=", 1)[0]
+    return flag.replace("_", "-") if flag.startswith("--") else flag

@@ -11,13 +11,22 @@ from swapd.core.lifecycle import HOLDING
 from swapd.core.lifecycle import InstanceState as S
 from swapd.core.moves import Moves
 from swapd.core.records import Plan, Record
+from swapd.core.spec import DeviceId
 
 RELEASE_POLL_S: Final = 0.05
 RECHECK_S: Final = 1.0
 """After a first reading below headroom the next follows this soon; two in a row evict."""
+NEWS_BYTES: Final = 4 << 20
 IDLE_SAMPLE_FACTOR: Final = 15
 """With nothing loaded the devices are sampled this much more seldom."""
 SETTLED_STATES: Final = frozenset({S.READY, S.DRAINING, S.LOST})
+
+
+def _is_news(seen: tuple[dict[DeviceId, int], bool], stored: tuple[dict[DeviceId, int], bool] | None) -> bool:
+    """Whether a peak is worth storing again: it grew by more than a process breathes, or requests ran since."""
+    if stored is None or seen[1] != stored[1]:
+        return True
+    return any(size > stored[0].get(device, 0) + NEWS_BYTES for device, size in seen[0].items())
 
 
 class MemoryKeeper:
@@ -71,7 +80,7 @@ class MemoryKeeper:
         holding = self._do.ledger.holdings[record.spec.id]
         news = (dict(holding.peak), record.worked)
         holding.worked = record.worked
-        if not holding.idle or holding.stored == news:
+        if not holding.idle or not _is_news(news, holding.stored):
             return
         learned = holding.learned()
         if learned is not None:

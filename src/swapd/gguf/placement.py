@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from swapd.core.flags import EngineFlags
 from swapd.gguf.model import Model, layer_of
-from swapd.gguf.types import TensorInfo
+from swapd.gguf.types import GgufHeader, TensorInfo
 
 EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")
 """LLM_FFN_EXPS_REGEX (common/common.h)."""
@@ -78,6 +78,13 @@ def place(model: Model, flags: EngineFlags, free: Sequence[int]) -> Placement:
     places = [_device_at(bounds, index - first, offloaded) if index >= first else host for index in range(slots)]
     rules, understood = _rules(flags, devices)
     return Placement(model, flags, devices, tuple(places[:-1]), places[-1], exact and understood, rules)
+
+
+def layer_counts(header: GgufHeader, flags: EngineFlags, free: Sequence[int]) -> tuple[int, ...]:
+    """How many of the offloaded layers (the output head counts as one) each GPU gets, split by free bytes."""
+    placement = place(Model(header), flags, free)
+    places = [*placement.layer_place, placement.output_place]
+    return tuple(places.count(device) for device in range(len(placement.devices)))
 
 
 def _devices(flags: EngineFlags, count: int) -> tuple[tuple[int, ...], bool]:

@@ -89,7 +89,9 @@ def parse_flags(args: Sequence[str]) -> EngineFlags:
     values: dict[str, Any] = {}
     unknown = []
     for flag in flags_of(args):
-        if flag.name in _SETTERS:
+        if flag.name in _TAKES_MEMORY:
+            unknown.append(f"{flag.written} {flag.value}")
+        elif flag.name in _SETTERS:
             field, convert = _SETTERS[flag.name]
             try:
                 values[field] = convert(flag.value)
@@ -225,4 +227,10 @@ _TABLE: list[tuple[str, str, Callable[[str | None], object]]] = [
     ("-t --threads", "threads", _count),
 ]
 _SETTERS = {name: (field, convert) for names, field, convert in _TABLE for name in names.split()}
+_TAKES_MEMORY = frozenset([
+    "--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled", "--rpc", "-mmu", "--mmproj-url", "-hf",
+    "-hfr", "--hf-repo", "-devd", "--device-draft", "--spec-draft-device", "-ctkd", "--cache-type-k-draft", "-ctvd",
+    "--cache-type-v-draft",
+])  # fmt: skip
+"""Known flags whose memory no formula tells: a load with them is sized by measuring."""
 _KNOWN = TAKES_ONE | TAKES_TWO | TAKES_WORD | TAKES_NONE

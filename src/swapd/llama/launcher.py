@@ -91,7 +91,7 @@ class LlamaLauncher:
             instance.on_exit(lambda: _unlink(start.upstream.path))
         return instance
 
-    async def project(self, model: ModelId) -> Sequence[int]:
+    async def project(self, model: ModelId, args: tuple[str, ...] = ()) -> Sequence[int]:
         """Bytes that the model's own binary says it would allocate on each GPU, in CUDA's order; empty = it cannot say.
 
         Its process lives for about a second and holds a GPU context meanwhile.
@@ -100,7 +100,7 @@ class LlamaLauncher:
         report = await self._report(spec)
         if report is None or not (report.path and report.fit and report.log_jsonl):
             return ()
-        _, todo = self._plan(replace(spec, args=(*spec.args, *PROJECTION_ARGS)), report)
+        _, todo = self._plan(replace(spec, args=(*spec.args, *args, *PROJECTION_ARGS)), report)
         reader, told = ProjectionReader(), asyncio.Event()
 
         def listen(_stream: str, data: bytes) -> None:

@@ -11,7 +11,7 @@ from swapd.store import Load, Store
 if TYPE_CHECKING:
     from swapd.gguf.memory import Prediction
 
-PLAUSIBLE_BYTES: Final = (32 << 20, 4 << 30)
+PLAUSIBLE_BYTES: Final = (32 << 20, 1228 << 20)
 """An overhead outside is none: somebody else's memory came or went during the load."""
 NEWS_BYTES: Final = 4 << 20
 """A change that other models' predictions should hear of."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from swapd.config.resolve import Resolved
 from swapd.core.ledger import MachineSample
-from swapd.core.spec import BinarySpec, Footprint, LaunchSpec
+from swapd.core.spec import PAGE_CACHE, BinarySpec, Footprint, LaunchSpec
 from swapd.errors import GgufError
 from swapd.gguf.header import read_header
 from swapd.launch.runtime_dir import default_bases, why_unusable
@@ -72,6 +72,10 @@ def _broken(resolved: Resolved, sample: MachineSample, report: Report, info: Foo
 
 def _over(resolved: Resolved, need: Footprint, sample: MachineSample) -> Iterator[str]:
     policy = resolved.catalog.policy
+    pages = need.on(PAGE_CACHE)
+    if pages > sample.ram.total_bytes > 0:
+        room = format_size(sample.ram.total_bytes)
+        yield f"its weights read through the page cache and its memory are {format_size(pages)}, the RAM is {room} (L1)"
     for device in sample.devices():
         headroom = policy.headroom(device.id, str(device.index), device.pci_bus_id)
         size = need.on(device.id)

@@ -7,20 +7,18 @@ from dataclasses import dataclass, replace
 
 from swapd.core.flags import EngineFlags
 from swapd.core.ledger import DeviceSample
-from swapd.core.spec import RAM, Footprint, LaunchSpec, Policy
+from swapd.core.spec import Footprint, LaunchSpec, Policy
 from swapd.gguf.layers import layer_bytes
 from swapd.gguf.memory import Prediction
 from swapd.gguf.types import GgufHeader
-from swapd.llama.flags import has_flag
 from swapd.planner.fit import even_split, offloaded_sizes, placed
 from swapd.planner.machine import OVERHEAD_BYTES, PlanGpu, measured_gpu
 from swapd.planner.search import CONTEXTS, USUAL_CTX_TOKENS
 
 LEAST_CTX_TOKENS = 4096
 """With less an agent's system prompt does not fit."""
-SPLIT_FLAGS = frozenset(["-ts", "--tensor-split"])
-SLACK_BYTES = 4 << 20
-"""Rounding of buffers between two predictions."""
+EVERY_LAYER_UP_TO = 48
+"""Layers; of more, every second is tried."""
 
 Predict = Callable[[EngineFlags], Prediction]
 
@@ -60,17 +58,19 @@ def ways(case: Case) -> list[Footprint]:
     if not (case.spec.auto_n_cpu_moe and case.gpus and layer_bytes(case.header, case.flags).is_moe):
         return list(_contexts(case, _context_steps(case)))
     steps = _context_steps(case)
-    usual = [ctx for ctx in steps if ctx <= USUAL_CTX_TOKENS] or steps
+    usual = [ctx for ctx in steps if ctx <= max(USUAL_CTX_TOKENS, steps[-1])]
     first = replace(case.flags, ctx_tokens=usual[0])
-    found = list(_experts(case, first))
-    return found + [_with_all_experts_out(case, ctx) for ctx in usual[1:]]
+    smaller = (replace(case.flags, ctx_tokens=ctx) for ctx in usual[1:])
+    all_out = layer_bytes(case.header, first).count
+    return [*_experts(case, first), *(_with_experts_out(case, flags, all_out) for flags in smaller)]
 
 
 def _context_steps(case: Case) -> list[int]:
     if not case.spec.auto_ctx:
         return [case.flags.ctx_tokens]
     trained = case.header.n_ctx_train or USUAL_CTX_TOKENS
-    return [trained, *(ctx for ctx in CONTEXTS if LEAST_CTX_TOKENS <= ctx < trained)]
+    slots = case.flags.parallel if case.flags.parallel > 1 and not case.flags.kv_unified else 1
+    return [slots * ctx for ctx in (trained, *(c for c in CONTEXTS if LEAST_CTX_TOKENS <= c < trained))]
 
 
 def _contexts(case: Case, steps: Sequence[int]) -> Iterator[Footprint]:
@@ -96,59 +96,30 @@ def _ladder(case: Case) -> Iterator[Footprint]:
 
 
 def _experts(case: Case, flags: EngineFlags) -> Iterator[Footprint]:
-    """One way for each number of layers whose experts lie on the host, from none to all.
-
-    Predicted at a few numbers; between them what is not layers is the larger of both neighbours.
-    """
+    """One way for each number of layers whose experts lie on the host, from none to all; of many, every second."""
     layers = layer_bytes(case.header, flags)
-    anchors = sorted({0, 1, layers.count // 2, layers.count})
-    known = {shed: _anchor(case, flags, shed) for shed in anchors}
-    for shed in range(layers.count + 1):
-        low = max(a for a in anchors if a <= shed)
-        high = min(a for a in anchors if a >= shed)
-        fixed = [max(pair) for pair in zip(known[low].fixed, known[high].fixed, strict=True)]
-        sizes = offloaded_sizes(layers, shed)
-        split = known[shed].split if shed in known else _split(case, sizes, fixed)
-        need, start = {}, 0
-        for gpu, count, rest in zip(case.gpus, split, fixed, strict=True):
-            need[gpu.gpu.id] = sum(sizes[start : start + count]) + rest + (0 if shed in known else SLACK_BYTES)
+    step = 1 if layers.count <= EVERY_LAYER_UP_TO else 2
+    for shed in sorted({*range(0, layers.count + 1, step), layers.count}):
+        yield _with_experts_out(case, flags, shed)
+
+
+def _with_experts_out(case: Case, flags: EngineFlags, shed: int) -> Footprint:
+    """Predicted twice: the second time with the split that what is not layers leaves room for."""
+    layers = layer_bytes(case.header, flags)
+    sizes, fixed = offloaded_sizes(layers, shed), [g.gpu.overhead_bytes for g in case.gpus]
+    split = _split(case, sizes, fixed)
+    found = case.predict(placed(flags, layers, shed, split))
+    if len(case.gpus) > 1:
+        start = 0
+        for index, (device, count) in enumerate(zip(found.devices, split, strict=True)):
+            fixed[index] = device.peak - sum(sizes[start : start + count])
             start += count
-        share = (shed - low) / (high - low) if high > low else 0.0
-        need[RAM] = round(known[low].ram + share * (known[high].ram - known[low].ram))
-        words: tuple[str, ...] = ("--n-cpu-moe", str(shed)) if shed else ()
-        words += ("-ts", ",".join(map(str, split))) if len(split) > 1 and not _keeps_split(case) else ()
-        yield Footprint(need, known[high].growth, args=(*_ctx_args(case, flags.ctx_tokens), *words))
-
-
-@dataclass(frozen=True, slots=True)
-class _Anchor:
-    fixed: list[int]
-    split: tuple[int, ...]
-    ram: int
-    growth: dict[str, int]
-
-
-def _anchor(case: Case, flags: EngineFlags, shed: int) -> _Anchor:
-    layers = layer_bytes(case.header, flags)
-    sizes = offloaded_sizes(layers, shed)
-    split = _split(case, sizes, [g.gpu.overhead_bytes for g in case.gpus])
-    found = case.predict(placed(flags, layers, shed, () if _keeps_split(case) else split))
-    print_ = found.footprint()
-    fixed, start = [], 0
-    for device, count in zip(found.devices, split, strict=True):
-        fixed.append(device.peak - sum(sizes[start : start + count]))
-        start += count
-    return _Anchor(fixed, split, print_.on(RAM), dict(print_.growth_bytes))
-
-
-def _keeps_split(case: Case) -> bool:
-    return has_flag(case.spec.args, SPLIT_FLAGS)
+        split = _split(case, sizes, fixed)
+        found = case.predict(placed(flags, layers, shed, split))
+    words: tuple[str, ...] = ("--n-cpu-moe", str(shed)) if shed else ()
+    words += ("-ts", ",".join(map(str, split))) if len(split) > 1 else ()
+    return replace(found.footprint(), args=(*_ctx_args(case, flags.ctx_tokens), *words))
 
 
 def _split(case: Case, sizes: Sequence[int], fixed: Sequence[int]) -> tuple[int, ...]:
     return even_split(sizes, [g.room_bytes - taken for g, taken in zip(case.gpus, fixed, strict=True)])[1]
-
-
-def _with_all_experts_out(case: Case, ctx: int) -> Footprint:
-    *_, least = _experts(case, replace(case.flags, ctx_tokens=ctx))
-    return least

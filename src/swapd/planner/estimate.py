@@ -10,7 +10,7 @@ from swapd.core.spec import DeviceId
 from swapd.gguf.header import read_header
 from swapd.gguf.memory import Gpu, Prediction, predict
 from swapd.gguf.types import GgufHeader
-from swapd.planner.machine import OVERHEAD_BYTES
+from swapd.planner.machine import OVERHEAD_BYTES, gpu_of
 
 
 def prediction(header: GgufHeader, flags: EngineFlags, gpus: Sequence[Gpu]) -> Prediction:
@@ -32,7 +32,5 @@ def estimate(
     Raises:
         GgufError, OSError: a draft model or projector that the flags name cannot be read.
     """
-    devices = [
-        Gpu(g.id, g.total_bytes, g.free_bytes or g.total_bytes, overheads.get(g.id, OVERHEAD_BYTES)) for g in gpus
-    ]
+    devices = [gpu_of(g, overheads.get(g.id, OVERHEAD_BYTES)) for g in gpus]
     return prediction(header, flags, devices)

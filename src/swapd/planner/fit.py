@@ -48,6 +48,9 @@ def fit(header: GgufHeader, flags: EngineFlags, gpus: Sequence[PlanGpu]) -> Fit 
         GgufError, OSError: a draft model or projector that the flags name cannot be read.
     """
     layers = layer_bytes(header, flags)
+    least = offloaded_sizes(layers, most_shed(layers))
+    if even_split(least, [g.room_bytes - g.gpu.overhead_bytes for g in gpus])[0] < 0:
+        return None
     fixed = [FIRST_GUESS_BYTES] * len(gpus)
     best: Fit | None = None
     tried: set[tuple[int, tuple[int, ...]]] = set()
@@ -112,7 +115,7 @@ def _fewest(layers: LayerBytes, rooms: Sequence[int]) -> tuple[int, tuple[int, .
 def even_split(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Contiguous shares with the largest smallest rest: that rest (negative = it does not fit), and the counts."""
     low, high = -sum(sizes) - 1, max(rooms)
-    best = (low, _counts(sizes, rooms, low) or (len(sizes),))
+    best = (low, _counts(sizes, rooms, low) or (len(sizes), *(0 for _ in rooms[1:])))
     for _ in range(48):
         if low >= high:
             break

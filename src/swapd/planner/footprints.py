@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +16,11 @@ from swapd.core.flags import EngineFlags
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import PAGE_CACHE, RAM, DeviceId, Footprint, LaunchSpec, ModelId, Policy
 from swapd.errors import GgufError
-from swapd.gguf.header import read_header
 from swapd.gguf.types import GgufHeader
 from swapd.llama.flags import flags_for, llama_server_args
 from swapd.planner.calibration import Overheads
+from swapd.planner.places import configured, configured_limits, explicit_split, find_gpu, visible_by_env
+from swapd.planner.predictions import Predictions, identity
 from swapd.store import Load, Store
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ class Footprints:
     ) -> None:
         self._launches, self._store, self._run = launches, store, run
         self._policy = policy or Policy()
-        self._headers: dict[str, GgufHeader | None] = {}
+        self._predictions = Predictions()
         self._sample = MachineSample()
         self._overheads = Overheads(store)
-        self._predictions: dict[object, Prediction] = {}
         self._errors: dict[ModelId, dict[DeviceId, int]] = {}
 
     # ---- ModelInfo
@@ -58,8 +57,21 @@ class Footprints:
         self._sample = sample
         spec = self._launches[model]
         gpus = self._gpus(spec, sample)
-        found = [self._known(spec, gpus, way) for way in self._ways(spec, gpus)]
+        found = [self._known(spec, gpus, way) for way in self._possible(spec, gpus, self._ways(spec, gpus))]
         return replace(found[-1], larger=tuple(found[:-1]))
+
+    def warm_up(self, sample: MachineSample) -> Callable[[], None]:
+        """Work to be done in another thread: the headers, and the ways of elastic models."""
+        wanted = [(spec, self._gpus(spec, sample)) for spec in self._launches.values()]
+
+        def work() -> None:
+            for spec, gpus in wanted:
+                header = self._header(spec)
+                if header is not None and _is_elastic(spec):
+                    with suppress(GgufError, OSError):
+                        self._elastic(spec, header, self._flags(spec), gpus, {})
+
+        return work
 
     def estimated_load_s(self, model: ModelId) -> float:
         """Seconds of the last load with these flags, else what reading the file takes."""
@@ -101,14 +113,10 @@ class Footprints:
         wanted = {d.id: told[d.id] + d.overhead if d.id in told else d.need for d in devices}
         load = Load(idle_bytes, peak_bytes, load_s, worked, wanted)
         self._errors[model] = {d: idle_bytes[d] - size for d, size in wanted.items() if idle_bytes.get(d)}
-        try:
-            self._store.record(self._key(spec, gpus, args), run, load)
-            return (
-                predicted is not None and predicted.exact and self._overheads.learn(_binary(spec), predicted, load, run)
-            )
-        except sqlite3.Error as error:
-            log.warning("measurement not stored", model=model, error=str(error))
+        self._store.record(self._key(spec, gpus, args), run, load)
+        if predicted is None or not predicted.exact:
             return False
+        return self._overheads.learn(_binary(spec), predicted, load, run)
 
     # ---- for the launcher
 
@@ -142,7 +150,7 @@ class Footprints:
         """Whether a model's size is neither configured, measured, predicted exactly nor told by the engine."""
         self._sample, spec = sample, self._launches[model]
         gpus, header, flags = self._gpus(spec, sample), self._header(spec), self._flags(spec)
-        if header is None or not (spec.gguf and gpus and spec.vram == "auto" and spec.ladder is None):
+        if header is None or not (spec.gguf and gpus and spec.vram == "auto") or _is_elastic(spec):
             return False
         from swapd.gguf.model import KNOWN
 
@@ -167,24 +175,19 @@ class Footprints:
         """The GPUs a model may use, in its order. One that is not there keeps its name: it is unknown to the ledger."""
         if spec.gguf and spec.binary is not None and not spec.binary.path:
             return []
+        names = spec.gpus if spec.gpus is not None else visible_by_env(spec)
         if not sample.gpus_known:
-            return [] if spec.gpus == () else [DeviceSample("gpu", 0, None)]
-        if spec.gpus is None:
+            return [] if names == () else [DeviceSample("gpu", 0, None)]
+        if names is None:
             return list(sample.gpus)
-        return [find_gpu(name, sample) or DeviceSample(str(name), 0, None) for name in spec.gpus]
+        return [find_gpu(name, sample) or DeviceSample(str(name), 0, None) for name in names]
 
     def _flags(self, spec: LaunchSpec, args: tuple[str, ...] = ()) -> EngineFlags:
         with_args = replace(spec, args=(*spec.args, *args)) if args else spec
         return flags_for(with_args, self.default_ctx(spec.id))
 
     def _header(self, spec: LaunchSpec) -> GgufHeader | None:
-        path = spec.gguf or _model_in(spec.cmd)
-        if path not in self._headers:
-            try:
-                self._headers[path] = read_header(path) if path else None
-            except (GgufError, OSError):
-                self._headers[path] = None
-        return self._headers[path]
+        return self._predictions.header(spec.gguf or _model_in(spec.cmd))
 
     def _ways(self, spec: LaunchSpec, gpus: Sequence[DeviceSample]) -> list[Footprint]:
         """As predicted, the best way first."""
@@ -193,13 +196,47 @@ class Footprints:
         if header is None or flags.fit:
             return [unknown]
         try:
-            if spec.auto_ctx or spec.auto_n_cpu_moe or spec.ladder is not None:
-                from swapd.planner.elastic import ways_of
-
-                return ways_of(spec, header, flags, gpus, self._policy, lambda f: self._predict(spec, f, gpus))
-            return [self._told(spec, gpus, self._predict(spec, flags, gpus))]
+            if _is_elastic(spec):
+                return self._elastic(spec, header, flags, gpus, self._learned(spec, gpus))
+            split = explicit_split(spec, header, flags, gpus)
+            with_split = replace(flags, tensor_split=split) if split else flags
+            words = ("-ts", ",".join(f"{share:g}" for share in split)) if split else ()
+            return [replace(self._told(spec, gpus, self._predict(spec, with_split, gpus)), args=words)]
         except (GgufError, OSError):
             return [unknown]
+
+    def _elastic(
+        self,
+        spec: LaunchSpec,
+        header: GgufHeader,
+        flags: EngineFlags,
+        gpus: Sequence[DeviceSample],
+        overheads: Mapping[DeviceId, int],
+    ) -> list[Footprint]:
+        from swapd.planner.elastic import ways_of
+
+        path = spec.gguf
+        return ways_of(
+            spec, header, flags, gpus, self._policy, lambda f: self._predictions.predict(path, f, gpus, overheads)
+        )
+
+    def _possible(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], ways: list[Footprint]) -> list[Footprint]:
+        """Without those that could never fit this machine or the configured size; never empty."""
+        if len(ways) == 1:
+            return ways
+        room = {
+            d.id: d.total_bytes - self._policy.headroom(d.id, str(d.index), d.pci_bus_id)
+            for d in (*gpus, self._sample.ram)
+            if d.total_bytes
+        }
+        limits = configured_limits(spec, gpus)
+        possible = [
+            way
+            for way in ways
+            if all(size <= room.get(d, size) for d, size in way.need_bytes.items())
+            and all(sum(way.on(d) for d in ids) <= size for ids, size in limits)
+        ]
+        return possible or ways[-1:]
 
     def _told(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], predicted: Prediction) -> Footprint:
         """The engine's own projection, with context, kernels and growth, where the formulas do not know the model."""
@@ -223,36 +260,25 @@ class Footprints:
             return None
 
     def _predict(self, spec: LaunchSpec, flags: EngineFlags, gpus: Sequence[DeviceSample]) -> Prediction:
-        """Remembered: an elastic model is sized in dozens of ways, and again after each load."""
-        header = self._header(spec)
-        assert header is not None
-        overheads = {g.id: self._overheads.of(_binary(spec), g.id) for g in gpus}
-        splits_by_free = len(gpus) > 1 and not flags.tensor_split
-        machine = tuple((g.id, g.total_bytes, overheads[g.id], g.free_bytes if splits_by_free else 0) for g in gpus)
-        key = (spec.gguf or spec.cmd, flags, machine)
-        found = self._predictions.get(key)
-        if found is None:
-            from swapd.planner.estimate import estimate  # the graph it replays takes 30 ms to import
+        path = spec.gguf or _model_in(spec.cmd)
+        return self._predictions.predict(path, flags, gpus, self._learned(spec, gpus))
 
-            found = self._predictions[key] = estimate(header, flags, gpus, overheads)
-        return found
+    def _learned(self, spec: LaunchSpec, gpus: Sequence[DeviceSample]) -> dict[DeviceId, int]:
+        return {g.id: self._overheads.of(_binary(spec), g.id) for g in gpus}
 
     def _known(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], way: Footprint) -> Footprint:
         """Configured, else measured, else as predicted."""
         flags = self._flags(spec, way.args)
         known = way if flags.fit else self._measured(spec, gpus, way)
-        return self._with_pages(spec, gpus, replace(_configured(spec, gpus, known, flags), args=way.args), flags)
+        return self._with_pages(spec, gpus, replace(configured(spec, gpus, known, flags), args=way.args), flags)
 
     def _with_pages(
         self, spec: LaunchSpec, gpus: Sequence[DeviceSample], known: Footprint, flags: EngineFlags
     ) -> Footprint:
         """The weights it reads through the page cache; as a need of its own where they must fit."""
-        header = self._header(spec)
-        if header is None or self._policy.page_cache == "off":
+        if self._header(spec) is None or self._policy.page_cache == "off":
             return known
-        from swapd.planner.law_facts import ModelFacts  # imports the formulas
-
-        cached = ModelFacts(spec.id, flags, header=header, gpus=tuple(gpus)).cached_bytes
+        cached = self._predictions.cached_bytes(spec.id, spec.gguf or _model_in(spec.cmd), flags, gpus)
         need = dict(known.need_bytes)
         if cached and self._policy.page_cache == "refuse":
             need[PAGE_CACHE] = need.get(RAM, 0) + cached
@@ -272,40 +298,15 @@ class Footprints:
 
     def _key(self, spec: LaunchSpec, gpus: Sequence[DeviceSample], args: tuple[str, ...] = ()) -> str:
         """What decides how much memory a load takes: binary, GGUF, flags that matter, GPUs."""
+        flags = self._flags(spec, args)
         facts = {
             "binary": _binary(spec),
-            "gguf": _identity(spec.gguf or _model_in(spec.cmd)),
-            "flags": asdict(self._flags(spec, args)) if spec.gguf or llama_server_args(spec.cmd) else list(spec.cmd),
+            "gguf": [identity(path) for path in (spec.gguf or _model_in(spec.cmd), flags.draft_model, flags.mmproj)],
+            "parts": header.file_bytes if (header := self._header(spec)) else 0,
+            "flags": asdict(flags) if spec.gguf or llama_server_args(spec.cmd) else list(spec.cmd),
             "gpus": [g.id for g in gpus],
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def find_gpu(name: str | int, sample: MachineSample) -> DeviceSample | None:
-    """A GPU by index, PCI bus id or UUID."""
-    text = str(name)
-    return next((g for g in sample.gpus if text in (g.id, str(g.index), g.pci_bus_id)), None)
-
-
-def _configured(spec: LaunchSpec, gpus: Sequence[DeviceSample], known: Footprint, flags: EngineFlags) -> Footprint:
-    """A configured size wins; one size for several GPUs is shared out by ``-ts``, else by total memory."""
-    need = dict(known.need_bytes)
-    if spec.ram != "auto":
-        need[RAM] = spec.ram
-    if spec.vram == "auto":
-        return replace(known, need_bytes=need)
-    if isinstance(spec.vram, int):
-        shares = list(flags.tensor_split) or [float(g.total_bytes) for g in gpus]
-        whole = sum(shares[: len(gpus)]) or 1.0
-        need |= {g.id: round(spec.vram * share / whole) for g, share in zip(gpus, shares, strict=False)}
-    else:
-        sizes = {_device(name, gpus): size for name, size in spec.vram.items()}
-        need |= {g.id: 0 for g in gpus} | sizes
-    return Footprint(need, {}, fixed=True)
-
-
-def _device(name: str, gpus: Sequence[DeviceSample]) -> DeviceId:
-    return next((g.id for g in gpus if name in (g.id, str(g.index), g.pci_bus_id)), name)
 
 
 def _peak(load: Load, device: DeviceId, predicted: Footprint) -> int:
@@ -322,12 +323,8 @@ def _model_in(cmd: Sequence[str]) -> str:
 
 def _binary(spec: LaunchSpec) -> str:
     """The program that runs a model, by path, size and time of change."""
-    return json.dumps(_identity(spec.binary.path if spec.binary else (spec.cmd[0] if spec.cmd else "")))
+    return json.dumps(identity(spec.binary.path if spec.binary else (spec.cmd[0] if spec.cmd else "")))
 
 
-def _identity(path: str) -> list[object]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return [path]
-    return [path, found.st_size, found.st_mtime_ns]
+def _is_elastic(spec: LaunchSpec) -> bool:
+    return spec.auto_ctx or spec.auto_n_cpu_moe or spec.ladder is not None

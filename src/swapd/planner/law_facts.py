@@ -11,12 +11,12 @@ from swapd.core.ledger import DeviceSample
 from swapd.core.spec import RAM, DeviceId, ModelId
 from swapd.errors import GgufError
 from swapd.gguf.host import repacked, uses_mmap
-from swapd.gguf.memory import CONTEXT_SHARE, Gpu, Prediction, predict
+from swapd.gguf.memory import CONTEXT_SHARE, Prediction, predict
 from swapd.gguf.model import Model
 from swapd.gguf.placement import EXPERTS, Placement, place
 from swapd.gguf.types import GgufHeader, TensorInfo
 from swapd.gguf.weights import weigh
-from swapd.planner.machine import OVERHEAD_BYTES
+from swapd.planner.machine import OVERHEAD_BYTES, gpu_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,7 @@ class ModelFacts:
             return None
         if (flags.draft_model and self.draft is None) or (flags.mmproj and self.mmproj is None):
             return None
-        devices = [
-            Gpu(g.id, g.total_bytes, g.free_bytes or g.total_bytes, self.overhead_bytes.get(g.id, OVERHEAD_BYTES))
-            for g in gpus
-        ]
+        devices = [gpu_of(g, self.overhead_bytes.get(g.id, OVERHEAD_BYTES)) for g in gpus]
         try:
             return predict(self.header, flags, devices, draft=self.draft, mmproj=self.mmproj)
         except GgufError:
@@ -108,7 +105,7 @@ class ModelFacts:
         """Where its layers and tensors go."""
         if self.model is None or self.gpus is None or self.flags.fit:
             return None
-        free = [max((g.free_bytes or g.total_bytes) - CONTEXT_SHARE, 1) for g in self.gpus]
+        free = [max(gpu_of(g).free_bytes - CONTEXT_SHARE, 1) for g in self.gpus]
         return place(self.model, self.flags, free)
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from swapd.core.spec import RAM
+from swapd.core.spec import PAGE_CACHE, RAM
 from swapd.gguf.host import uses_mmap
 from swapd.gguf.placement import EXPERTS
 from swapd.planner.law_checks import Broken, Problem
@@ -180,7 +180,7 @@ def vram_for_the_larger(setup: Setup) -> Iterator[Broken]:
 
 
 def _vram_wasted(small: ModelFacts, large: ModelFacts, setup: Setup) -> Iterator[Broken]:
-    held = sum(size for device, size in large.need.items() if device != RAM)
+    held = sum(size for device, size in large.need.items() if device not in (RAM, PAGE_CACHE))
     if small.flags.embedding or small.gpus is None or not held or (small.placement and small.placement.full_offload):
         return
     whole = replace(

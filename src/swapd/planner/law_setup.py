@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from swapd.config.resolve import Resolved
 from swapd.core.ledger import DeviceSample, MachineSample
-from swapd.core.spec import DeviceId, Footprint, LaunchSpec, ModelId
+from swapd.core.spec import PAGE_CACHE, DeviceId, Footprint, LaunchSpec, ModelId
 from swapd.devices.host import physical_cores
 from swapd.errors import GgufError
 from swapd.gguf.header import read_header
 from swapd.gguf.types import GgufHeader
 from swapd.llama.flags import flags_for, flags_of, llama_server_args
 from swapd.llama.probe import BinaryReport
-from swapd.planner.footprints import Footprints, find_gpu
+from swapd.planner.footprints import Footprints
 from swapd.planner.law_facts import ModelFacts, Setup
+from swapd.planner.places import find_gpu
 
 _HIDDEN = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES."""
@@ -37,6 +38,7 @@ def setup_of(
     headroom = {d.id: policy.headroom(d.id, str(d.index), d.pci_bus_id) for d in sample.devices()}
     known = resolved.device_source != "none" and sample.gpus_known
     room = {d.id: (d.free_bytes or 0) - headroom[d.id] for d in sample.devices()}
+    room[PAGE_CACHE] = sample.ram.free_bytes or 0
     seen = sample if known else None
     models = [_facts(spec, seen, info, sizes, builds, room) for spec in resolved.launches.values()]
     return Setup(

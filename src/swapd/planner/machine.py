@@ -74,10 +74,15 @@ def parse_gpu(text: str, index: int, headroom_bytes: int) -> PlanGpu:
     return PlanGpu(gpu, sizes.get("headroom", headroom_bytes))
 
 
-def measured_gpu(sample: DeviceSample, overhead_bytes: int, headroom_bytes: int) -> PlanGpu:
+def gpu_of(sample: DeviceSample, overhead_bytes: int = OVERHEAD_BYTES) -> Gpu:
     """A GPU as it was read; one that cannot be read counts as empty."""
     free = sample.total_bytes if sample.free_bytes is None else sample.free_bytes
-    return PlanGpu(Gpu(sample.id, sample.total_bytes, free, overhead_bytes), headroom_bytes)
+    return Gpu(sample.id, sample.total_bytes, free, overhead_bytes)
+
+
+def measured_gpu(sample: DeviceSample, overhead_bytes: int, headroom_bytes: int) -> PlanGpu:
+    """The same with what must stay free on it."""
+    return PlanGpu(gpu_of(sample, overhead_bytes), headroom_bytes)
 
 
 def machine_of(

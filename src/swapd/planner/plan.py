@@ -76,9 +76,12 @@ def parse_ladder(text: str) -> Ladder:
     if not flag.startswith("-") or not words:
         raise ConfigError(f"--ladder {text}: not FLAG=STEPS", hint="e.g. --expert-pool=8GiB,6GiB,4GiB")
     try:
-        return Ladder(flag, words, tuple(parse_size(word) for word in words))
+        sizes = tuple(parse_size(word) for word in words)
     except ValueError as error:
         raise ConfigError(f"--ladder {text}: {error}") from None
+    if sorted(sizes, reverse=True) != list(sizes):
+        raise ConfigError(f"--ladder {text}: does not step down", hint="write the largest step first")
+    return Ladder(flag, words, sizes)
 
 
 def predict_only(ask: Ask, machine: Machine) -> Result:
@@ -90,7 +93,7 @@ def predict_only(ask: Ask, machine: Machine) -> Result:
     found = prediction(ask.header, flags, [g.gpu for g in machine.gpus])
     rooms = tuple((g.gpu.id, g.gpu.free_bytes) for g in machine.gpus)
     broken = _broken([(ask, flags, machine.gpus)], machine)
-    return Result(rooms, ask.name, found, _verdict(found, machine), warnings=broken)
+    return Result(rooms, ask.name, found, _verdict(found, machine, fit=flags.fit), warnings=broken)
 
 
 def search(wanted: Sequence[Ask], machine: Machine) -> Result:
@@ -131,7 +134,7 @@ def _sample(one: PlanGpu) -> DeviceSample:
     return DeviceSample(one.gpu.id, one.gpu.total_bytes, one.gpu.free_bytes)
 
 
-def _verdict(found: Prediction, machine: Machine) -> str:
+def _verdict(found: Prediction, machine: Machine, *, fit: bool) -> str:
     over = [
         f"{d.id} is {format_size(d.peak - g.room_bytes)} short"
         for d, g in zip(found.devices, machine.gpus, strict=True)
@@ -139,6 +142,8 @@ def _verdict(found: Prediction, machine: Machine) -> str:
     ]
     if found.host.need > machine.ram_bytes:
         over.append(f"RAM is {format_size(found.host.need - machine.ram_bytes)} short")
+    if fit:
+        return "with --fit on llama-server takes whatever is free; shown is what it would take if that were enough"
     words = f"does not fit with the headroom: {', '.join(over)}" if over else "fits with the headroom"
     certainty = "" if found.exact else " (an estimate that errs high: not everything here is known exactly)"
     return f"{words}{certainty}; --search chooses what the arguments leave open"
@@ -209,7 +214,7 @@ def _table(option: Option, machine: Machine) -> str:
 
 def _text(text: str) -> str:
     """A TOML basic string."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text.replace("${", "$${"), ensure_ascii=False)
 
 
 def _key(text: str) -> str:

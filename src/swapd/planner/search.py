@@ -53,7 +53,7 @@ def plan_model(ask: Ask, machine: Machine) -> ModelPlan:
     """Every sensible way that fits, ordered by what it costs in speed, context and quality of the cache."""
     flags = parse_flags(ask.args)
     trained = ask.header.n_ctx_train or USUAL_CTX_TOKENS
-    fixed_ctx = ask.ctx_tokens or (flags.ctx_tokens if has_flag(ask.args, CTX_FLAGS) else 0)
+    fixed_ctx = ask.ctx_tokens or ((flags.ctx_tokens or trained) if has_flag(ask.args, CTX_FLAGS) else 0)
     usual = fixed_ctx or min(trained, USUAL_CTX_TOKENS)
     found: list[Option] = []
     for start in _variants(ask, replace(flags, ctx_tokens=usual)):
@@ -79,7 +79,8 @@ def _variants(ask: Ask, flags: EngineFlags) -> Iterator[EngineFlags]:
     """Cache types and ubatches that the arguments leave open."""
     caches = [(flags.cache_type_k, flags.cache_type_v)]
     if not has_flag(ask.args, CACHE_FLAGS):
-        caches = [(k, v) for k, v, _ in CACHE_TYPES]
+        flash = flags.flash_attention != "off"  # V is not quantized without it
+        caches = [(k, v) for k, v, _ in CACHE_TYPES if flash or v == "f16"]
     is_moe = layer_bytes(ask.header, flags).is_moe
     sizes = UBATCHES if is_moe and not has_flag(ask.args, UBATCH_FLAGS) else (flags.ubatch_tokens,)
     for key, value in caches:

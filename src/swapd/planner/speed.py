@@ -8,6 +8,7 @@ from swapd.core.flags import EngineFlags
 from swapd.gguf.memory import Prediction
 from swapd.gguf.model import Model, layer_of
 from swapd.gguf.placement import EXPERTS, place
+from swapd.gguf.run import cache_bytes
 from swapd.gguf.types import GgufHeader
 
 VRAM_BYTES_PER_S = 300e9
@@ -59,7 +60,8 @@ def estimate_speed(header: GgufHeader, flags: EngineFlags, found: Prediction, ra
         at = at if placement.devices else 1
         whole[at] += tensor.nbytes
         read[at] += tensor.nbytes * (used if EXPERTS.search(tensor.name) else 1.0)
-    cache = sum(d.kv + d.state for d in found.devices)
+    widths = cache_bytes(flags.cache_type_k) + cache_bytes(flags.cache_type_v)
+    cache = sum(d.kv * 4 / widths + d.state for d in found.devices)  # a quantized cache is read no faster than f16
     depth = min(found.n_ctx, DEPTH_TOKENS) / max(found.n_ctx, 1)
     read[0] += cache * depth
     thrashes = found.host.mapped > max(ram_bytes - found.host.need, 0) and whole[1] > 0

@@ -10,9 +10,12 @@ import pytest
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM, BinarySpec, LaunchSpec
 from swapd.llama.demo import demo_model_path
-from swapd.planner.footprints import Footprints, find_gpu
+from swapd.planner.footprints import Footprints
+from swapd.planner.places import find_gpu
 from swapd.store import LOADS_KEPT, Load, Store
 from swapd.units import GIB, MIB
+from tests.unit.gguf.measured import host_models
+from tests.unit.gguf.writer import write_model
 
 MACHINE = MachineSample(
     (
@@ -128,3 +131,39 @@ def test_a_store_that_cannot_be_written_costs_nothing_but_the_measurement(tmp_pa
     store.close()
     known = Footprints({"m": a_cmd(gpus=())}, store, run="x")
     known.record("m", 1, {RAM: GIB}, {RAM: GIB}, 1.0, True, ())
+
+
+def test_several_gpus_get_the_split_that_was_reserved(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", host_models()["host-l-4b"])
+    spec = LaunchSpec("m", gguf=str(path), binary=BINARY, ctx_tokens=8192)
+    first = footprints(spec).footprint("m", MACHINE)
+    assert first.args[0] == "-ts" and sum(map(int, first.args[1].split(","))) == 37
+    drifted = replace(MACHINE, gpus=tuple(replace(g, free_bytes=(g.free_bytes or 0) - 100 * MIB) for g in MACHINE.gpus))
+    assert footprints(spec).footprint("m", drifted).args == first.args, "a desktop's drift moves no layer"
+    assert footprints(replace(spec, args=("-ts", "1,1"))).footprint("m", MACHINE).args == ()
+
+
+def test_gpus_that_the_models_environment_hides_are_not_counted(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", host_models()["host-l-4b"])
+    spec = LaunchSpec("m", gguf=str(path), binary=BINARY, env={"CUDA_VISIBLE_DEVICES": "1"})
+    assert set(of(spec)) == {RAM, "GPU-b"}
+    assert set(of(replace(spec, env={"CUDA_VISIBLE_DEVICES": ""}))) == {RAM}
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    known = footprints(LaunchSpec("m", gguf=str(path), binary=BINARY, ctx_tokens=8192, gpus=(1,)))
+    assert known.footprint("m", MACHINE).alone_on, "not there yet"
+    write_model(path, host_models()["host-l-4b"])
+    small = known.footprint("m", MACHINE)
+    assert not small.alone_on and small.on("GPU-b") > 3 * GIB
+    write_model(path, host_models()["host-n-35b"])
+    assert known.footprint("m", MACHINE).on("GPU-b") > 19 * GIB
+
+
+def test_flags_that_take_memory_nobody_can_tell_are_another_load(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", host_models()["host-l-4b"])
+    spec = LaunchSpec("m", gguf=str(path), binary=BINARY, gpus=(1,), args=("--lora", "a.gguf"))
+    known = footprints(spec)
+    known.footprint("m", MACHINE)
+    assert known.is_unsure("m", MACHINE)
