@@ -176,8 +176,12 @@ class _Resolver:
             ram=model.ram,
             auto_ctx=model.ctx == "auto",
             auto_n_cpu_moe=model.n_cpu_moe == "auto",
-            ladder=ladder_of(id_, model, self.problems),
+            ladder=ladder_of(id_, model, [*self._binary_args(model), *model.args], self.problems),
         )
+
+    def _binary_args(self, model: Model) -> list[str]:
+        binary = self.file.binaries.get(model.binary)
+        return list(binary.args) if binary else []
 
     def _must_be_there(self, path: str, at: KeyPath, what: str) -> None:
         if not self.files or os.path.exists(path):
