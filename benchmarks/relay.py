@@ -227,6 +227,7 @@ def build_fake(upstream: str) -> object:
 
     from swapd.activity_store import ActivityStore
     from swapd.core.spec import RouteSpec
+    from swapd.proxy.activity import Activities
     from swapd.proxy.app import build_app
     from swapd.proxy.settings import ProxySettings
     from swapd.supervisor.ports import Upstream as Where
@@ -235,7 +236,8 @@ def build_fake(upstream: str) -> object:
     supervisor.requested = supervisor.closed = _Forgetful()
     settings = ProxySettings(api_keys=(KEY, "another-key"), admin_keys=("admin-key",))
     activity = ActivityStore(Path(upstream).with_name("activity.sqlite"))
-    return build_app(supervisor, {"a": RouteSpec("a")}, settings, log=activity)
+    activities = Activities(supervisor, activity)
+    return build_app(supervisor, {"a": RouteSpec("a")}, settings, activities=activities)
 
 
 class _Forgetful(list):

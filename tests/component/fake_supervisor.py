@@ -19,7 +19,9 @@ import uvloop
 from swapd.core.naming import Names
 from swapd.core.spec import RouteSpec
 from swapd.errors import InstanceDied, ShuttingDown, SwapdError
+from swapd.proxy.activity import Activities
 from swapd.proxy.app import build_app
+from swapd.proxy.directory import Directory
 from swapd.proxy.listen import parse_listen
 from swapd.proxy.peers import Peers
 from swapd.proxy.serve import serve, server_config
@@ -259,6 +261,7 @@ class World:
     port: int
     supervisor: FakeSupervisor
     upstream: StubUpstream
+    directory: Directory
 
     async def ask(
         self, path: str, body: object = None, *, method: str = "POST", headers: Mapping[str, str] | None = None
@@ -361,9 +364,12 @@ async def world(
         stub = StubUpstream(behaviour, os.path.join(folder, "up.sock"))
         upstream = await asyncio.start_unix_server(stub.accept, stub.path)
         supervisor = FakeSupervisor(dict.fromkeys(known, Upstream(path=stub.path)))
-        peers = Peers(names.peers if names else {})
-        asking = asyncio.ensure_future(peers.watch())
-        app = build_app(supervisor, known, ProxySettings(**settings), names, peers, activity)  # type: ignore[arg-type]
+        listed = tuple(id_ for id_, route in known.items() if not route.unlisted)
+        names = names or Names(tuple(known), unlisted=frozenset(known) - frozenset(listed))
+        directory = Directory(names, known, supervisor, Peers(names.peers))  # type: ignore[arg-type]
+        asking = asyncio.ensure_future(directory.peers.watch())
+        activities = Activities(supervisor, activity)  # type: ignore[arg-type]
+        app = build_app(supervisor, known, ProxySettings(**settings), directory, activities)  # type: ignore[arg-type]
         config = server_config(app)
         config.load()
         server = uvicorn.Server(config)
@@ -372,7 +378,7 @@ async def world(
         await server.startup()
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
-            yield World(port, supervisor, stub)
+            yield World(port, supervisor, stub, directory)
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)

@@ -137,6 +137,7 @@ async def test_wait_is_told_as_queue_and_load() -> None:
         w.supervisor.loads["a"] = (now - 0.2, now - 0.1)
         w.supervisor.let_go("a")
         await asked
+        await until(lambda: rows)
         (row,) = rows
         assert 0.09 < row.load_s < 0.11 and 0.15 < row.queue_s < 1
         assert row.load_s + row.queue_s < row.total_s
@@ -162,6 +163,7 @@ async def test_errors_hang_ups_and_refusals_are_told_apart() -> None:
         await until(lambda: len(rows) == 3)
         w.supervisor.refusals["b"] = StartFailed("b did not start")
         await w.ask("/v1/messages", {"model": "b"})
+        await until(lambda: len(rows) == 4)
         assert [(r.model, r.asked, r.status, r.outcome, r.error) for r in rows] == [
             ("", "nope", 404, "error", "model_not_found"),
             ("a", "a", 400, "error", "engine"),
@@ -273,6 +275,7 @@ def test_waiting_request_is_cancelled_with_499(path: str) -> None:
             ended = await asked
             assert ended.status == 499 and b"cancelled" in ended.body
             assert not w.supervisor.open and not w.upstream.calls
+            await until(lambda: rows)
             assert (rows[0].outcome, rows[0].error, rows[0].status) == ("cancelled", "cancelled", 499)
             assert (await w.ask(f"/api/requests/{rid}/cancel")).status == 404
 
@@ -292,6 +295,7 @@ async def test_running_request_is_cancelled_and_its_connection_closed_at_once() 
         assert (ended.status, ended.json()["error"]["code"]) == (499, "cancelled")
         await until(w.upstream.tasks[0].done)
         assert w.supervisor.closed == [("a", False, 0.0)]
+        await until(lambda: rows)
         assert rows[0].outcome == "cancelled"
 
 
@@ -309,7 +313,7 @@ async def test_streaming_request_ends_with_an_event_and_a_cut() -> None:
         event = await client.chunk()
         assert event.startswith(b"\n\ndata: ") and json.loads(event[8:])["error"]["code"] == "cancelled"
         assert await client.reader.read() == b""  # no last chunk: cut
-        await until(lambda: not w.supervisor.open)
+        await until(lambda: rows)
         assert (rows[0].status, rows[0].outcome) == (200, "cancelled")
         client.close()
 

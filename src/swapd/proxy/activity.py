@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
+
+from prometheus_client.core import Metric
 
 from swapd.core.activity import EndedRequest, Outcome
 from swapd.core.spec import ModelId
 from swapd.errors import Cancelled, SwapdError
 from swapd.proxy.answer import Answer
 from swapd.proxy.asgi import HEADERS, RID
-from swapd.proxy.exchange import CLIENT_GONE, Exchange, Phase, Trace
-from swapd.proxy.metrics import Metrics
+from swapd.proxy.exchange import CLIENT_GONE, Exchange, Phase
+from swapd.proxy.histograms import RequestMetrics
+from swapd.proxy.request import Trace
+from swapd.proxy.tail import NOTHING_TOLD, told_by
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.ports import ActivityLog
 
 ANSWERS_KEPT: Final = 20
 """So many answers of a model make its speed."""
+DONE_KEPT: Final = 32
+DONE_S: Final = 0.25
+"""So many that ended are digested at once, or what there is after so long."""
 _STATES: Final = {Phase.ASKED: "prefill", Phase.ANSWERING: "answering"}
 
 
@@ -36,13 +44,27 @@ class NoLog:
         return ()
 
 
-class Activities:
-    """Implements ``exchange.Observer``."""
+class _Done(NamedTuple):
+    """A request that ended, as it is kept until somebody has time for it."""
 
-    def __init__(self, supervisor: Supervisor, metrics: Metrics, log: ActivityLog) -> None:
-        self.log = log
-        self._supervisor, self._metrics = supervisor, metrics
+    trace: Trace
+    status: int
+    phase: Phase
+    at: float
+
+
+class Activities:
+    """Implements ``exchange.Observer``; owner of all that is known of requests. ``close`` it before its ``log``.
+
+    What an answer's ends tell is read a little later and many at once: that costs less than half.
+    """
+
+    def __init__(self, supervisor: Supervisor, log: ActivityLog | None = None) -> None:
+        self._log: ActivityLog = NoLog() if log is None else log
+        self._supervisor, self._metrics = supervisor, RequestMetrics()
         self._running: dict[str, Exchange] = {}
+        self._done: list[_Done] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._answers: dict[ModelId, deque[EndedRequest]] = {}
         self._counts: Tally[ModelId] = Tally()
 
@@ -50,17 +72,33 @@ class Activities:
 
     def began(self, exchange: Exchange) -> None:
         """A request asks for its model."""
-        self._running[exchange.trace.request.rid] = exchange
+        self._running[exchange.trace.rid] = exchange
 
     def ended(self, exchange: Exchange) -> None:
         """It ended, somehow."""
-        self._running.pop(exchange.trace.request.rid, None)
-        row = row_of(exchange, time.time(), time.monotonic())
-        self._metrics.count(row.model, row.status)
-        if exchange.trace.request.look_up:
-            return
+        trace, done = exchange.trace, self._done
+        self._running.pop(trace.rid, None)
+        done.append(_Done(trace, exchange.answer.status or CLIENT_GONE, exchange.phase, time.monotonic()))
+        if len(done) >= DONE_KEPT:
+            self._digest()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(DONE_S, self._digest)
+
+    def _digest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        done, self._done = self._done, []
+        now, wall = time.monotonic(), time.time()
+        for one in done:
+            row = row_of(*one, wall - now)
+            self._metrics.count(row.model, row.status)
+            if not one.trace.look_up:
+                self._note(row)
+
+    def _note(self, row: EndedRequest) -> None:
         self._metrics.took(row)
-        self.log.record(row)
+        self._log.record(row)
         if row.completion_tokens is not None and row.outcome == "ok":
             self._counts[row.model] += 1
             answers = self._answers.get(row.model)
@@ -81,9 +119,24 @@ class Activities:
             scope[RID], round(time.time(), 3), "", answer.asked[:200], client, scope["path"][:200],
             stream=False, status=status, outcome="error", error=error.code, total_s=0.0,
         )  # fmt: skip
-        self.log.record(row)
+        self._digest()  # those that ended before
+        self._log.record(row)
+
+    def close(self) -> None:
+        """Hand the last rows to the log."""
+        self._digest()
 
     # for operators
+
+    def collect(self) -> Iterable[Metric]:
+        """What ``/metrics`` shows of requests that ended."""
+        self._digest()
+        return self._metrics.collect()
+
+    async def recent(self, *, limit: int, model: str = "", since: float = 0.0) -> Sequence[EndedRequest]:
+        """As ``ActivityLog.recent``."""
+        self._digest()
+        return await self._log.recent(limit=limit, model=model, since=since)
 
     def cancel(self, rid: str) -> bool:
         """End a request with ``Cancelled``; False if none of that id runs."""
@@ -105,47 +158,44 @@ class Activities:
             if state == "queued" and trace.model in ours and self._supervisor.state_of(trace.model) == "starting":
                 state = "loading"
             age_s = now - trace.began
-            facts = {"rid": trace.request.rid, "at": round(wall - age_s, 3), "model": trace.model}
+            facts = {"rid": trace.rid, "at": round(wall - age_s, 3), "model": trace.model}
             shown.append(facts | _who(trace)._asdict() | {"state": state, "age_s": round(age_s, 3)})
         return shown
 
     def speeds(self) -> dict[ModelId, dict[str, Any]]:
         """By model: answers since swapd's start, and of the last few the rates that the engine told; JSON-ready."""
+        self._digest()
         return {model: {"answers": self._counts[model], **_speed(rows)} for model, rows in self._answers.items()}
 
 
-def row_of(exchange: Exchange, wall: float, now: float) -> EndedRequest:
-    """What is kept of a request that ended at ``now`` (monotonic) and ``wall`` (of the epoch)."""
-    trace = exchange.trace
-    total_s = now - trace.began
-    status = exchange.answer.status or CLIENT_GONE
-    outcome, error = _outcome(exchange, status)
-    waited_s, load_s = trace.waited_s, trace.load_s
+def row_of(trace: Trace, status: int, phase: Phase, ended: float, epoch: float) -> EndedRequest:
+    """What is kept of a request; ``epoch``: the wall clock's seconds when the monotonic clock was 0."""
+    outcome, error = _outcome(trace.error, phase, status)
     first_s = None
     if trace.first_at and not trace.front.startswith(b":"):  # an engine's own keep-alive is no answer
         first_s = round(trace.first_at - trace.began, 4)
-    told: tuple[Any, ...] = trace.told
-    return EndedRequest(
-        trace.request.rid,
-        round(wall - total_s, 3),
+    who: tuple[Any, ...] = _who(trace)
+    told: tuple[Any, ...] = told_by(trace.front, trace.tail) if trace.tail else NOTHING_TOLD
+    return EndedRequest(  # type: ignore[call-arg] # mypy counts the stars as endless
+        trace.rid,
+        round(epoch + trace.began, 3),
         trace.model,
-        *_who(trace),
+        *who,
         status,
         outcome,
         error,
-        round(total_s, 4),
-        round(waited_s - load_s, 4),
-        round(load_s, 4),
+        round(ended - trace.began, 4),
+        round(trace.waited_s - trace.load_s, 4),
+        round(trace.load_s, 4),
         first_s,
         *told,
     )
 
 
-def _outcome(exchange: Exchange, status: int) -> tuple[Outcome, str | None]:
-    error = exchange.trace.error
+def _outcome(error: SwapdError | None, phase: Phase, status: int) -> tuple[Outcome, str | None]:
     if error is not None:
         return "cancelled" if isinstance(error, Cancelled) else "error", error.code
-    if exchange.phase is Phase.GONE:
+    if phase is Phase.GONE:
         return "hung_up", None
     return ("error", "engine") if status >= 400 else ("ok", None)
 
@@ -158,10 +208,8 @@ class _Who(NamedTuple):
 
 
 def _who(trace: Trace) -> _Who:
-    request = trace.request
-    path = request.target.partition(b"?")[0][:200].decode("latin-1")
-    client = client_of(request.agent, _host(request.peer))
-    return _Who(request.asked[:200] or trace.model, client, path, request.stream)
+    path = trace.target.partition(b"?")[0][:200].decode("latin-1")
+    return _Who(trace.asked[:200] or trace.model, client_of(trace.agent, _host(trace.peer)), path, trace.stream)
 
 
 def _host(peer: tuple[str, int] | None) -> str:

@@ -26,7 +26,7 @@ def add_activity(api: FastAPI, activities: Activities, captures: Captures | None
     @api.get("/api/activity", response_model=Activity, responses=problems(400))
     async def get_activity(limit: _Limit = 100, model: str = "", since: _Since = 0.0) -> JSONResponse:
         """Requests for models: those under way, oldest first, and those that ended, newest first."""
-        ended = await activities.log.recent(limit=limit, model=model, since=since)
+        ended = await activities.recent(limit=limit, model=model, since=since)
         running = [one for one in activities.running(model) if one["at"] >= since]
         return JSONResponse({"active": running[:limit], "requests": [row._asdict() for row in ended]})
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from swapd.core.naming import Names
 from swapd.core.spec import ModelId, RouteSpec
-from swapd.proxy.activity import Activities, NoLog
+from swapd.proxy.activity import Activities
 from swapd.proxy.admin import build_api
 from swapd.proxy.admin_activity import add_activity
 from swapd.proxy.asgi import App, Endpoint
@@ -35,28 +35,28 @@ from swapd.proxy.routes import (
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.upstream import Pool
 from swapd.supervisor.pool import Supervisor
-from swapd.supervisor.ports import ActivityLog
 
 
 def build_app(
     supervisor: Supervisor,
     routes: Mapping[ModelId, RouteSpec],
     settings: ProxySettings,
-    names: Names | None = None,
-    peers: Peers | None = None,
-    log: ActivityLog | None = None,
+    directory: Directory | None = None,
+    activities: Activities | None = None,
 ) -> App:
     """The whole ASGI app; it registers the hook that closes a stopping process's connections.
 
-    ``names`` None: ids alone. ``peers``: those of ``names``; whoever made it runs its ``watch``.
+    ``directory`` None: ids are the only names. Whoever made one runs its ``peers.watch``.
+    ``activities`` None: requests that ended are not kept.
     """
-    if names is None:
-        names = Names(tuple(routes), unlisted=frozenset(id_ for id_, route in routes.items() if route.unlisted))
-    directory = Directory(names, routes, supervisor, peers or Peers(names.peers))
+    if directory is None:
+        unlisted = frozenset(id_ for id_, route in routes.items() if route.unlisted)
+        directory = Directory(Names(tuple(routes), unlisted=unlisted), routes, supervisor, Peers({}))
     pool = Pool()
     supervisor.add_retire_listener(pool.retire)
-    metrics, probes, listing = Metrics(supervisor), Probes(supervisor), Listing(supervisor, directory)
-    activities = Activities(supervisor, metrics, NoLog() if log is None else log)
+    activities = activities or Activities(supervisor)
+    metrics = Metrics(supervisor, activities.collect)
+    probes, listing = Probes(supervisor), Listing(supervisor, directory)
     captures = Captures() if settings.capture and settings.admin_keys else None
     forwarder = Forwarder(Relay(supervisor, pool, settings, activities), directory, listing, captures)
     api = build_api(supervisor, directory, settings, activities.speeds)

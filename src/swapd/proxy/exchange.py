@@ -9,18 +9,20 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from swapd.core.spec import ModelId, RouteSpec
 from swapd.errors import Cancelled, InstanceDied, NotLoaded, SwapdError
 from swapd.proxy.answer import Answer, Stage
 from swapd.proxy.asgi import Headers, Receive
-from swapd.proxy.bodies import Body, Spool
+from swapd.proxy.bodies import Spool
 from swapd.proxy.headers import request_head
+from swapd.proxy.request import Request as Request
+from swapd.proxy.request import Trace
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.sse import told_comment, told_reasoning
 from swapd.proxy.stepping import Driven
-from swapd.proxy.tail import FRONT_BYTES, NOTHING_TOLD, Told, told_by
+from swapd.proxy.tail import TAIL_BYTES, prefill_rate
 from swapd.proxy.upstream import Connection, Direct, Gone, Pool
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.tickets import Ticket
@@ -29,24 +31,6 @@ from swapd.units import format_duration
 CLIENT_GONE: Final = 499
 TIMER_SLACK_S: Final = 0.001
 """uvloop counts milliseconds: a timer may come up to half of one early."""
-
-
-class Request(NamedTuple):
-    """What the client asked, read whole; ``target`` is path and query as they go upstream.
-
-    ``asked``: the model's name as the client wrote it; ``agent`` and ``peer``: who it is.
-    """
-
-    rid: str
-    method: str
-    target: bytes
-    headers: Headers
-    body: Body
-    stream: bool
-    asked: str = ""
-    agent: bytes = b""
-    peer: tuple[str, int] | None = None
-    look_up: bool = False
 
 
 class Observer(Protocol):
@@ -73,30 +57,6 @@ class Relay:
     pool: Pool
     settings: ProxySettings
     observer: Observer
-
-
-class Trace:
-    """What a request leaves behind: times in monotonic seconds, ``first_at`` 0 until a byte of the answer came."""
-
-    __slots__ = ("began", "error", "first_at", "front", "load_s", "model", "request", "told", "waited_s")
-
-    def __init__(self, model: ModelId, request: Request) -> None:
-        self.model, self.request = model, request
-        self.began = time.monotonic()
-        self.waited_s = self.load_s = self.first_at = 0.0
-        self.front = b""
-        self.told: Told = NOTHING_TOLD
-        self.error: SwapdError | None = None
-
-    def first(self, data: bytes) -> None:
-        """The first bytes of the answer's body."""
-        self.first_at, self.front = time.monotonic(), data[:FRONT_BYTES]
-
-    def waited(self, since: float, load: tuple[float, float]) -> None:
-        """A wait for the grant is over; what of the load lay in it is counted as such."""
-        now = time.monotonic()
-        self.waited_s += now - since
-        self.load_s += max(0.0, min(load[1], now) - max(load[0], since))
 
 
 class Phase(Enum):
@@ -214,8 +174,8 @@ class Exchange:
             if self._connection is not None and self._phase is not Phase.COMPLETE:
                 self._connection.abort()
             self._connection = None
-            told = self.trace.told = told_by(self.trace.front, tail) if tail else NOTHING_TOLD
-            ticket.close(served=bool(tail), prefill_tps=told.prefill_rate)
+            text = self.trace.tail = b"".join(tail)[-TAIL_BYTES:]
+            ticket.close(served=bool(tail), prefill_tps=prefill_rate(text) if text else 0.0)
 
     def _ticket(self) -> Ticket:
         request, supervisor = self._request, self._relay.supervisor

@@ -50,9 +50,10 @@ class Histogram:
 
 
 class RequestMetrics:
-    """Everything of requests but their number, which ``Metrics`` counts."""
+    """Everything of requests that ended."""
 
     def __init__(self) -> None:
+        self._counts: Tally[tuple[ModelId, int]] = Tally()
         self._total = Histogram(
             "gen_ai_server_request_duration_seconds", "From a request's arrival to its last byte", _DURATIONS
         )
@@ -73,8 +74,12 @@ class RequestMetrics:
         )
         self._totals: dict[str, Tally[ModelId]] = {name: Tally() for name in _COUNTERS}
 
+    def count(self, model: ModelId, status: int) -> None:
+        """One ended; ``status`` 499: the client hung up first."""
+        self._counts[model, status] += 1
+
     def took(self, row: EndedRequest) -> None:
-        """A request ended."""
+        """Its times and tokens."""
         model, totals = row.model, self._totals
         self._total.observe(row.total_s, model)
         self._queue.observe(row.queue_s, model)
@@ -98,6 +103,12 @@ class RequestMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """All of it."""
+        requests = CounterMetricFamily(
+            "swapd_requests", "Requests ended, by model and status", labels=["model", "status"]
+        )
+        for (model, status), count in sorted(self._counts.items()):
+            requests.add_metric([model, str(status)], count)
+        yield requests
         for histogram in (self._total, self._first, self._per_token, self._tokens, self._queue, self._load):
             yield histogram.collect()
         for name, what in _COUNTERS.items():

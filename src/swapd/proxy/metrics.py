@@ -1,18 +1,14 @@
-"""``GET /metrics``: built at scrape time from the supervisor's view; only requests are counted as they end."""
+"""``GET /metrics``: built at scrape time, from the supervisor's view and what is known of requests that ended."""
 
 from __future__ import annotations
 
-from collections import Counter as Tally
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from swapd.core.activity import EndedRequest
-from swapd.core.spec import ModelId
 from swapd.proxy.asgi import Receive, Scope, Send, respond
-from swapd.proxy.histograms import RequestMetrics
 from swapd.supervisor.pool import Supervisor
 from swapd.units import MIB
 
@@ -22,20 +18,10 @@ CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """A registry of our own: nothing else of the process is shown."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-        self._requests: Tally[tuple[ModelId, int]] = Tally()
-        self._ended = RequestMetrics()
+    def __init__(self, supervisor: Supervisor, requests: Callable[[], Iterable[Metric]]) -> None:
+        self._supervisor, self._requests = supervisor, requests
         self._registry = CollectorRegistry()
         self._registry.register(self)
-
-    def count(self, model: ModelId, status: int) -> None:
-        """A request has ended; ``status`` 499: the client hung up first."""
-        self._requests[model, status] += 1
-
-    def took(self, row: EndedRequest) -> None:
-        """The same request's times and tokens."""
-        self._ended.took(row)
 
     async def scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The endpoint."""
@@ -44,18 +30,9 @@ class Metrics:
     def collect(self) -> Iterable[Metric]:
         """For ``prometheus_client`` alone."""
         status = self._supervisor.status()
-        yield self._request_counts()
-        yield from self._ended.collect()
+        yield from self._requests()
         yield from _device_gauges(status)
         yield from _model_metrics(status["models"])
-
-    def _request_counts(self) -> Metric:
-        requests = CounterMetricFamily(
-            "swapd_requests", "Requests ended, by model and status", labels=["model", "status"]
-        )
-        for (model, status), count in sorted(self._requests.items()):
-            requests.add_metric([model, str(status)], count)
-        return requests
 
 
 def _device_gauges(status: Mapping[str, Any]) -> Iterable[Metric]:

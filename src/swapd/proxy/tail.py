@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,8 @@ TAIL_BYTES: Final = 8192
 FRONT_BYTES: Final = 1024
 FEWEST_PROMPT_TOKENS: Final = 64
 _OBJECT_BYTES: Final = 2048
+_READ: Final = re.compile(rb'"prompt_n"\s*:\s*([0-9]{1,9})')
+_RATE: Final = re.compile(rb'"prompt_per_second"\s*:\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
 _RAW_DECODE = json.JSONDecoder().raw_decode
 
 
@@ -27,24 +30,29 @@ class Told(NamedTuple):
     draft_tokens: int | None = None
     draft_accepted: int | None = None
 
-    @property
-    def prefill_rate(self) -> float:
-        """What a prompt token costs here: 0 if not told, or if too few were read for a rate to mean anything."""
-        if self.prefill_tps is None:
-            return 0.0
-        read = None if self.prompt_tokens is None else self.prompt_tokens - (self.cached_tokens or 0)
-        return 0.0 if read is not None and read < FEWEST_PROMPT_TOKENS else self.prefill_tps
-
 
 NOTHING_TOLD: Final = Told()
 
 
-def told_by(front: bytes, tail: Iterable[bytes]) -> Told:
+def prefill_rate(tail: bytes) -> float:
+    """Prompt tokens a second from the ``timings`` in an answer's last bytes.
+
+    0 if it has none, or read too few tokens (all others were cached) for a rate to mean anything.
+    """
+    start = tail.rfind(b'"timings"')
+    if start < 0:
+        return 0.0
+    rate, read = _RATE.search(tail, start), _READ.search(tail, start)
+    if rate is None or (read is not None and int(read[1]) < FEWEST_PROMPT_TOKENS):
+        return 0.0
+    return float(rate[1])
+
+
+def told_by(front: bytes, text: bytes) -> Told:
     """Read ``timings`` (llama-server's) and ``usage`` (each protocol's) from the first and the last bytes of an answer.
 
     The front is where embeddings have their ``usage``, and streams of messages the prompt's.
     """
-    text = b"".join(tail)[-TAIL_BYTES:]
     timings = last_object(text, b'"timings"')
     cached = _count(timings.get("cache_n"))
     read, written = _count(timings.get("prompt_n")), _count(timings.get("predicted_n"))

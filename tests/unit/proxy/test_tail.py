@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swapd.core.activity import EndedRequest
-from swapd.proxy.tail import NOTHING_TOLD, Told, last_object, told_by
+from swapd.proxy.tail import NOTHING_TOLD, TAIL_BYTES, Told, last_object, prefill_rate, told_by
 
 TIMINGS = (
     b'"timings":{"cache_n":31,"prompt_n":100,"prompt_ms":386.5,"prompt_per_token_ms":3.86,"prompt_per_second":258.7,'
@@ -89,21 +89,25 @@ EMBEDDINGS = b'{"model":"m","object":"list","usage":{"prompt_tokens":5,"total_to
     ],
 )  # fmt: skip
 def test_figures_of_an_answer(front: bytes, tail: list[bytes], told: Told) -> None:
-    assert told_by(front, tail) == told
+    assert told_by(front, b"".join(tail)[-TAIL_BYTES:]) == told
 
 
 @pytest.mark.parametrize(
-    ("told", "rate"),
+    ("tail", "rate"),
     [
-        (Told(131, 31, prefill_tps=800.0), 800.0),
-        (Told(131, 100, prefill_tps=3.0), 0.0),
-        (Told(prefill_tps=800.0), 800.0),
-        (Told(5000), 0.0),
-        (NOTHING_TOLD, 0.0),
+        (CHAT_LAST % TIMINGS, 258.7),
+        (b'{"timings" : {"prompt_n" : 500,"prompt_per_second" : 1e3}}', 1000.0),
+        (b'{"timings":{"prompt_n":1,"prompt_per_second":2.5}}', 0.0),
+        (b'{"timings":{"prompt_per_second":812.5}}', 812.5),
+        (b'{"timings":{"prompt_per_second":1}} {"timings":{"prompt_per_second":2}}', 2.0),
+        (b'{"timings":{"prompt_per_second":null}}', 0.0),
+        (b'{"timings":{"prompt_per_second":NaN}}', 0.0),
+        (b'{"prompt_per_second":5}', 0.0),
+        (b"", 0.0),
     ],
 )
-def test_rate_of_reading_needs_tokens_that_were_read(told: Told, rate: float) -> None:
-    assert told.prefill_rate == rate
+def test_rate_of_reading_needs_tokens_that_were_read(tail: bytes, rate: float) -> None:
+    assert prefill_rate(tail) == rate
 
 
 def test_a_row_ends_with_what_was_told() -> None:
