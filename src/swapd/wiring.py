@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 import uvloop
@@ -36,10 +37,14 @@ from swapd.supervisor.pool import Supervisor
 from swapd.units import MIB
 
 if TYPE_CHECKING:
+    from swapd.config.diff import Changes
     from swapd.planner.check import Report
     from swapd.planner.plan import Result as PlanResult
+    from swapd.proxy.settings import ProxySettings
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class MonotonicClock:
@@ -83,52 +88,40 @@ def _loaded(config: str | None, flags: Mapping[str, Any], *, demo_models: bool) 
     return load_text(found_toml(find_models(model_folders())), None, flags=flags, name="(found models)")
 
 
-def serve(resolved: Resolved, on_listening: Callable[[str], None]) -> None:
-    """Serve until a signal; returns when every child is gone.
+def serve(resolved: Resolved, on_listening: Callable[[str], None], again: Callable[[], Resolved] | None = None) -> None:
+    """Serve until a signal; returns when every child is gone. ``again``: reads the configuration anew, for a reload.
 
     Raises:
         SwapdError: if the address is taken or the state directory cannot be used.
     """
     nofile_soft = raise_nofile()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(resolved, on_listening, nofile_soft))
+        runner.run(_serve(resolved, on_listening, nofile_soft, again or (lambda: resolved)))
 
 
-async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int) -> None:
+async def _serve(
+    resolved: Resolved, on_listening: Callable[[str], None], nofile_soft: int, again: Callable[[], Resolved]
+) -> None:
     from swapd.proxy.activity import Activities
     from swapd.proxy.app import build_app
     from swapd.proxy.directory import Directory
     from swapd.proxy.listen import address_of, bind, inherited
     from swapd.proxy.peers import Peers
     from swapd.proxy.serve import serve as serve_app
-    from swapd.proxy.settings import ProxySettings
+    from swapd.reloading import Reloader
 
     server, given = resolved.server, inherited()
     listen = address_of(given[0]) if given else parse_listen(resolved.server.listen)
     is_loopback = all(address_of(one).is_loopback for one in given) if given else listen.is_loopback
     if given and not (is_loopback or listen.path or server.api_keys):
         log.warning("EVERYBODY ON THE NETWORK CAN USE THIS SERVER: the socket it was given has no api_keys")
-    settings = ProxySettings(
-        api_keys=tuple(server.api_keys),
-        admin_keys=tuple(server.admin_keys),
-        cors_origins=tuple(server.cors_origins),
-        hosts=tuple(server.hosts),
-        header_hold_s=server.header_hold,
-        heartbeat_s=server.heartbeat,
-        max_body_bytes=server.max_body,
-        bound_to_loopback=is_loopback,
-        config_path=str(resolved.path or ""),
-        loading_status=server.loading_status,
-        spool_dir=str(resolved.state_dir / "tmp"),
-        capture=server.capture,
-    )
+    settings = _settings_of(resolved, is_loopback)
+    launches, routes = dict(resolved.launches), dict(resolved.routes)
     store = _open_store(resolved.state_dir)
     activity = ActivityStore(resolved.state_dir / "activity.sqlite")
-    info = Footprints(resolved.launches, store, run=secrets.token_hex(4), policy=resolved.catalog.policy)
+    info = Footprints(launches, store, run=secrets.token_hex(4), policy=resolved.catalog.policy)
     surroundings = Surroundings(resolved.state_dir, dict(os.environ), nofile_soft)
-    launcher = LlamaLauncher(
-        resolved.launches, surroundings, resolve_gpus=info.gpus_to_show, default_ctx=info.default_ctx
-    )
+    launcher = LlamaLauncher(launches, surroundings, resolve_gpus=info.gpus_to_show, default_ctx=info.default_ctx)
     supervisor = Supervisor(
         resolved.catalog,
         launcher=launcher,
@@ -142,14 +135,28 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
     try:
         sockets = given or bind(listen)  # before anything is loaded: the address may be taken
         async with supervisor.running():
-            routes = dict(resolved.routes)
             directory = Directory(resolved.names, routes, supervisor, Peers(resolved.names.peers))
             app = build_app(supervisor, routes, settings, directory, activities)
             async with asyncio.TaskGroup() as group:
-                learning = group.create_task(_learn(supervisor, launcher, routes, resolved.launches, info))
+                learning = group.create_task(_learn(supervisor, launcher, routes, launches, info))
+
+                async def put_in_force(new: Resolved, found: Changes) -> None:
+                    _replace_all(launches, new.launches)
+                    kept = {m: routes[m].facts for m in routes if m not in (*found.changed, *found.removed)}
+                    _replace_all(routes, {m: replace(r, facts=kept.get(m, r.facts)) for m, r in new.routes.items()})
+                    info.use(new.catalog.policy)
+                    directory.use(new.names)
+                    settings.take(_settings_of(new, is_loopback))
+                    supervisor.replace(new.catalog, frozenset(found.changed))
+                    await _tell_facts(routes, launches, info)
+
+                reloader = Reloader(resolved, settings, read=again, put_in_force=put_in_force)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
+                reloading = group.create_task(reloader.watch())
                 asking = group.create_task(directory.peers.watch())
                 await serve_app(app, listen, supervisor, on_listening, sockets, is_inherited=bool(given))
                 learning.cancel()
+                reloading.cancel()
                 asking.cancel()
     finally:
         if reaper is not None:
@@ -158,6 +165,32 @@ async def _serve(resolved: Resolved, on_listening: Callable[[str], None], nofile
         store.close()
         activities.close()
         activity.close()
+
+
+def _settings_of(resolved: Resolved, is_loopback: bool) -> ProxySettings:
+    from swapd.proxy.settings import ProxySettings
+
+    server = resolved.server
+    return ProxySettings(
+        api_keys=tuple(server.api_keys),
+        admin_keys=tuple(server.admin_keys),
+        cors_origins=tuple(server.cors_origins),
+        hosts=tuple(server.hosts),
+        header_hold_s=server.header_hold,
+        heartbeat_s=server.heartbeat,
+        max_body_bytes=server.max_body,
+        bound_to_loopback=is_loopback,
+        config_path=str(resolved.path or ""),
+        loading_status=server.loading_status,
+        spool_dir=str(resolved.state_dir / "tmp"),
+        capture=server.capture,
+    )
+
+
+def _replace_all(mapping: dict[str, T], new: Mapping[str, T]) -> None:
+    """In place: others hold this very mapping."""
+    mapping.clear()
+    mapping.update(new)
 
 
 async def _tell_facts(routes: dict[str, RouteSpec], launches: Mapping[str, LaunchSpec], info: Footprints) -> None:

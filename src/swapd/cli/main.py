@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "load": "Load a model and wait until it is ready.",
     "unload": "Unload a model, or all.",
     "logs": "Show a model's output.",
+    "reload": "Read the configuration of a running swapd again.",
     "explain": "Show what a request for a model would do now, and why.",
     "check": "Check a configuration: every mistake at once.",
     "init": "Write a configuration from the GGUFs and GPUs found.",

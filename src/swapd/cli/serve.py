@@ -42,8 +42,12 @@ def command(config: str | None, listen: str | None, demo: bool, devices: str | N
         _listening(url, endpoint, list(resolved.catalog.models))
         written.append(url)
 
+    def again() -> Any:
+        path = str(resolved.path) if resolved.path else config
+        return wiring.configure(path, listen=listen, devices=devices, demo_models=demo)
+
     try:
-        wiring.serve(resolved, listening)
+        wiring.serve(resolved, listening, again)
     finally:
         with contextlib.suppress(OSError):
             if written and endpoint.read_text().strip() == written[0]:

@@ -73,6 +73,10 @@ class Footprints:
 
         return work
 
+    def use(self, policy: Policy) -> None:
+        """Another configuration's headroom and page-cache rule; its models are those of the mapping given at first."""
+        self._policy = policy
+
     def estimated_load_s(self, model: ModelId) -> float:
         """Seconds of the last load with these flags, else what reading the file takes."""
         spec = self._launches[model]

@@ -17,10 +17,11 @@ from starlette.exceptions import HTTPException
 
 from swapd import __version__
 from swapd.core.spec import ModelId
-from swapd.errors import BadRequest, SwapdError
+from swapd.errors import BadRequest, ConfigError, SwapdError
 from swapd.proxy.api_models import (
     Explanation,
     ModelState,
+    Reloaded,
     Responses,
     Status,
     Unloaded,
@@ -52,6 +53,7 @@ def build_api(
     _add_views(api, supervisor, directory, settings, speeds)
     _add_orders(api, supervisor, directory)
     add_profiles(api, directory)
+    _add_reload(api, settings)
     described = api.openapi
     api.openapi = lambda: api.openapi_schema or finished(described())  # type: ignore[method-assign]
     return api
@@ -104,6 +106,18 @@ def _add_views(
     async def get_explain(model: str) -> JSONResponse:
         """What a request for a name would do now, and why; first how the name is understood."""
         return JSONResponse(directory.explain(model))
+
+
+def _add_reload(api: FastAPI, settings: ProxySettings) -> None:
+    @api.post("/api/reload", response_model=Reloaded, responses=problems(400))
+    async def reload() -> JSONResponse:
+        """Read the configuration again; 400 with every mistake if it has any, and then nothing changes."""
+        if settings.reload is None:
+            raise BadRequest("this server has no configuration to reload")
+        try:
+            return JSONResponse(await settings.reload())
+        except ConfigError as error:
+            raise BadRequest(error.message) from None
 
 
 def _add_orders(api: FastAPI, supervisor: Supervisor, directory: Directory) -> None:

@@ -208,3 +208,13 @@ def finished(document: dict[str, Any]) -> dict[str, Any]:
     }
     document["security"] = [{}, {"bearer": []}, {"x-api-key": []}, {"basic": []}]
     return document
+
+
+class Reloaded(BaseModel):
+    """What a reload changed: model ids, and keys that hold only from the next start."""
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+    at_restart: list[str]
+    warnings: list[str]

@@ -21,6 +21,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 _OWN_ORIGINS: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?|(app|tauri)://.*", re.IGNORECASE)
 _ADMIN: Final = re.compile(
     r"/api/models/.+/(load|unload|logs)/?|/api/unload/?|/api/models/unload(/.*)?|/api/captures(/.*)?|/api/requests/.+/cancel/?"
+    r"|/api/reload/?"
     r"|/unload/?|/logs(/.*)?|/models/(load|unload)/?",
     re.DOTALL,
 )
@@ -32,6 +33,11 @@ class Gatekeeper:
     """Applies the contract's browser rule and keys."""
 
     def __init__(self, settings: ProxySettings) -> None:
+        self._settings = settings
+        self._read(settings)
+
+    def _read(self, settings: ProxySettings) -> None:
+        self._version = settings.version
         self._keys = tuple(key.encode() for key in (*settings.api_keys, *settings.admin_keys))
         self._admin_keys = tuple(key.encode() for key in settings.admin_keys)
         self._needs_key = bool(settings.api_keys)
@@ -53,6 +59,8 @@ class Gatekeeper:
         Raises:
             Forbidden: naming the key that allows it.
         """
+        if self._version != self._settings.version:
+            self._read(self._settings)
         origin = headers.get(b"origin")
         if origin is not None:
             if not self.origin_allowed(origin):

@@ -1,17 +1,19 @@
-"""What the proxy is told once, at start: plain frozen data."""
+"""What the proxy is told: plain data, replaced as a whole by a reload."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProxySettings:
     """``[server]`` as far as the proxy needs it; durations in seconds.
 
     ``bound_to_loopback``: the ``Host`` rule holds. ``config_error``: what is wrong
     with a file that was refused at reload. ``heartbeat_s`` 0: no keep-alives.
+    ``reload``: reads the configuration again. ``version`` grows with every reload.
     ``spool_dir``: where large bodies wait, made when needed; empty: the system's own place.
     """
 
@@ -28,3 +30,13 @@ class ProxySettings:
     loading_status: Literal["off", "comment", "reasoning"] = "off"
     spool_dir: str = ""
     capture: bool = False
+    reload: Callable[[], Awaitable[dict[str, Any]]] | None = None
+    version: int = 0
+
+    def take(self, other: ProxySettings) -> None:
+        """Everything a configuration says, as another one says it."""
+        kept = {"reload", "version", "config_error", "bound_to_loopback", "capture"}
+        for field in fields(self):
+            if field.name not in kept:
+                setattr(self, field.name, getattr(other, field.name))
+        self.version += 1

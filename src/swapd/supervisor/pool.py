@@ -82,7 +82,7 @@ class Supervisor:
             self._group = tasks
             try:
                 self.dispatch(await self._read_devices())
-                self._preload()
+                self._preload(list(self.catalog.models))
                 yield self
             finally:
                 await asyncio.shield(self.shutdown())
@@ -92,12 +92,12 @@ class Supervisor:
                 for task in self._tasks:
                     task.cancel()
 
-    def _preload(self) -> None:
+    def _preload(self, among: Sequence[ModelId]) -> None:
         wanted = [m for m, spec in self.catalog.models.items() if spec.preload]
         for group in self.catalog.groups.values():
             if group.preload:
                 wanted += group.members[:1] if group.swap else group.members
-        for model in [m for m in self.catalog.models if m in wanted]:
+        for model in [m for m in among if m in wanted]:
             self.load(model, rid=f"preload:{model}", preload=True)
 
     async def shutdown(self) -> None:
@@ -244,6 +244,16 @@ class Supervisor:
 
     # ---- requests and operators
 
+    def replace(self, catalog: Catalog, changed: frozenset[ModelId]) -> None:
+        """Another configuration: see ``ConfigReplaced``. New models that are to be preloaded are loaded."""
+        new = [m for m in catalog.models if m not in self.catalog.models]
+        self.catalog = catalog
+        self.dispatch(ev.ConfigReplaced(self._clock.now(), catalog, changed))
+        self._sized.clear()
+        for model in changed:
+            self._size(model)
+        self._preload(new)
+
     def request(self, model: ModelId, *, rid: str, prompt_tokens: int = 0) -> Ticket:
         """Ask for a model; the ticket may be granted or refused already. Synchronous, never suspends."""
         ticket = self._ticket(rid, model, self._close_request)
@@ -305,7 +315,7 @@ class Supervisor:
 
     def status(self) -> dict[str, Any]:
         """``devices``, ``ram`` and ``models`` of ``GET /api/status``, JSON-ready, and whether devices are ``known``."""
-        errors = {m: self._info.prediction_errors(m) for m in self.catalog.models}
+        errors = {m: self._info.prediction_errors(m) for m in self.scheduler.state.records}
         return status.report(self.scheduler, self._sample, self._children, errors, self._clock.now())
 
     def explain(self, model: ModelId) -> Mapping[str, Any]:
