@@ -151,7 +151,7 @@ def test_metrics_are_prometheus(swapd: Swapd) -> None:
     answer = swapd.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     families = {family.name: family for family in text_string_to_metric_families(answer.text)}
-    assert families and all(name.startswith(("swapd_", "process_", "python_")) for name in families)
+    assert families and all(name.startswith(("swapd_", "gen_ai_", "process_", "python_")) for name in families)
     assert any(sample.labels.get("model") == "a" for family in families.values() for sample in family.samples)
 
 
