@@ -262,7 +262,7 @@ def test_check_tells_every_mistake_with_its_place(tmp_path: Path) -> None:
 
 
 def test_check_without_mistakes_shows_binaries_sizes_and_warnings(tmp_path: Path) -> None:
-    swapd = Swapd(tmp_path, {"a": {"vram": "1000 MiB", "aliases": ["gpt-4"]}, "huge": {"vram": "20000 MiB"}})
+    swapd = Swapd(tmp_path, {"a": {"vram": "1000 MiB", "keep_context": True}, "huge": {"vram": "20000 MiB"}})
     swapd.write()
     result = swapd.cli("check", "--no-files", str(swapd.config))
     assert result.returncode == 0, result.stderr

@@ -39,10 +39,12 @@ class PeerExchange(Exchange):
 
     async def _connected(self, ticket: Ticket) -> Connection | None:
         try:
-            return await self._relay.pool.connect(ticket.model, ticket.generation, self._peer.upstream)
+            connection = await self._relay.pool.connect(ticket.model, ticket.generation, self._peer.upstream)
         except Gone as gone:
             words = str(gone) or f"no connection within {CONNECT_S:g} s"
             raise PeerUnreachable(f"peer {self._peer.id} ({self._peer.url}) cannot be reached: {words}") from gone
+        connection.watch_far_end()
+        return connection
 
     def _head(self, request: Request) -> bytes:
         size, peer = len(request.body), self._peer

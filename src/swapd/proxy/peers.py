@@ -14,7 +14,7 @@ from swapd.core.naming import Peer, PeerId
 from swapd.errors import SwapdError
 from swapd.proxy.asgi import Headers
 from swapd.proxy.headers import request_head
-from swapd.proxy.upstream import Connection, Direct, Gone, Pool, tls_context
+from swapd.proxy.upstream import Direct, Gone, Pool, tls_context
 
 REFRESH_S: Final = 60.0
 """How often ``models = "auto"`` is asked again."""
@@ -54,15 +54,29 @@ class Peers:
         self._peers = peers
         self._seen = {id_: Seen() for id_ in peers}
         self._looked = {id_: asyncio.Event() for id_ in peers}
+        self._adopted = asyncio.Event()
+
+    def adopt(self, peers: Mapping[PeerId, Peer]) -> None:
+        """Other peers from now on; of those that stay as they are, what they told stays known."""
+        before, self._peers = self._peers, peers
+        self._seen = {id_: self._seen[id_] if before.get(id_) == peer else Seen() for id_, peer in peers.items()}
+        self._looked = {id_: asyncio.Event() for id_ in peers}
+        for id_ in before.keys() - {i for i, peer in peers.items() if before.get(i) == peer}:
+            self.pool.drop_idle(id_, GENERATION)
+        self._adopted.set()
 
     async def watch(self) -> None:
         """Ask at start, ``"auto"`` ones every minute, and any when somebody looks at the status."""
-        if any(peer.upstream.tls for peer in self._peers.values()):
-            await asyncio.to_thread(tls_context)
         try:
-            async with asyncio.TaskGroup() as group:
-                for peer in self._peers.values():
-                    group.create_task(self._watch(peer))
+            while True:
+                self._adopted.clear()
+                if any(peer.upstream.tls for peer in self._peers.values()):
+                    await asyncio.to_thread(tls_context)
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._watch(peer)) for peer in self._peers.values()]
+                    await self._adopted.wait()
+                    for task in tasks:
+                        task.cancel()
         finally:
             self.pool.close()
 
@@ -161,8 +175,9 @@ class Peers:
             target = f"{peer.base}{path}".encode()
             connection.ask(answer, request_head("GET", target, [], 0, peer.api_key, peer.host), b"")
             status, body = await answer.ended
-        finally:
-            _discard(connection)
+        except BaseException:
+            connection.abort()  # a whole answer gave it back to the pool, and somebody may have taken it already
+            raise
         if status != 200:
             raise ValueError(f"GET {peer.base}{path} answers {status}")
         return json.loads(body)
@@ -198,11 +213,6 @@ class _Whole:
     def _fail(self, error: Exception) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-
-
-def _discard(connection: Connection) -> None:
-    """Also one that was kept: the next question comes in a minute."""
-    connection.abort()
 
 
 def _entries(answer: Any) -> dict[str, Mapping[str, Any]]:

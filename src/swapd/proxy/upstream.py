@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,18 @@ IDLE_S: Final = 3.0
 CONNECT_S: Final = 5.0
 """How long a full listen queue is tried again; every other wait for a process is unbounded."""
 
+FAR_END: Final = tuple(
+    (level, getattr(socket, name), value)
+    for level, name, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 30),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 60_000),
+    )
+    if hasattr(socket, name)
+)
+"""Options of a connection to another machine."""
 TAIL_PIECES: Final = 8
 TAIL_BYTES: Final = 8192
 """What is kept of an answer's end: so many pieces, so much of each."""
@@ -125,6 +138,13 @@ class Connection(asyncio.Protocol):
         """Read on."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def watch_far_end(self) -> None:
+        """Notice within about a minute that another machine is gone, although nothing is said for an hour."""
+        found = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if found is not None:
+            for level, option, value in FAR_END:
+                found.setsockopt(level, option, value)
 
     def abort(self) -> None:
         """Close at once; the receiver hears nothing more."""
@@ -287,6 +307,11 @@ class Pool:
         for connection in list(self._live.get((model, generation), ())):
             connection.retire(error)
         self._idle.pop((model, generation), None)
+
+    def drop_idle(self, model: ModelId, generation: int) -> None:
+        """Close what waits for a next request; those that run go on."""
+        for connection in list(self._idle.get((model, generation), ())):
+            connection.abort()
 
     def close(self) -> None:
         """Close all."""
