@@ -7,7 +7,7 @@ MODEL := $(VENV)/.model
 PYTEST := $(BIN)/python -m pytest
 TOOLS := .cache/tools
 
-.PHONY: help install run test check lint types imports unit bench bench-agents bench-vram engine test-engine generate docs docs-serve package sbom audit clean
+.PHONY: help install run test check lint types imports unit bench bench-agents bench-stress bench-vram engine test-engine generate docs docs-serve package sbom audit clean
 
 help:
 	@echo "make run          serve the demo on 127.0.0.1:8080"
@@ -67,6 +67,9 @@ bench: $(MODEL)
 
 bench-agents: $(DONE)
 	$(BIN)/python -m benchmarks.agents
+
+bench-stress: $(MODEL)
+	$(BIN)/python -m benchmarks.stress
 
 bench-vram: $(DONE)
 	$(BIN)/python -m benchmarks.vram

@@ -11,6 +11,7 @@ environment (numbers may be fractions, seconds unless said):
     HANG=1          healthy, but never answers                PREFILL_S     silence before the headers of an answer
     TOKENS          tokens of an answer (8; a request's       TOK_S         tokens per second (0: at once)
                     max_tokens wins if smaller)
+    PIECE_BYTES     each token of a stream is so much longer
     DIE_AFTER_TOK   abort after so many tokens of a stream    DIE_SIGNAL    with this signal number (6)
     LOG_BYTES       bytes of log lines while loading          LOG_SPAM      log lines per second, for ever
     N_CTX           context told by /props (default: -c)      SPEAK_ROUTER=1 llama.cpp's router protocol, if
@@ -485,7 +486,7 @@ def stream(connection, ask, chat, tokens, pause, usage, timings):
         die_after(number)
         if pause:
             connection.wait(pause)
-        emit(piece(f"tok{number} "))
+        emit(piece(f"tok{number} " + "x" * int(num("PIECE_BYTES"))))
     die_after(tokens)
     if (ask.get("stream_options") or {}).get("include_usage"):
         emit(piece("", "stop"))
