@@ -327,11 +327,11 @@ async def test_other_names_and_peers_of_a_new_configuration_count_from_then_on()
         assert (await chat(here, "big")).status == 200
         here.directory.profile = "gone"
         same = here.directory.names.peers["box"]
-        here.directory.adopt(Names(tuple(HERE), aliases={"big": "a"}, peers={"box": same}))
+        here.directory.use(Names(tuple(HERE), aliases={"big": "a"}, peers={"box": same}))
         assert (await chat(here, "big")).status == 200 and here.supervisor.requested == ["a"]
         assert (await chat(here, "org/m")).status == 200  # what an unchanged peer told is still known
         assert here.directory.profile is None
-        here.directory.adopt(Names(tuple(HERE), peers={"moved": peer(same.url, "theirs", id_="moved").peers["moved"]}))
+        here.directory.use(Names(tuple(HERE), peers={"moved": peer(same.url, "theirs", id_="moved").peers["moved"]}))
         assert (await chat(here, "box/big")).status == 404
         await becomes(chat, here, lambda reply: reply.status == 200, "org/m")
         assert (await status(here))["id"] == "moved" and there.supervisor.requested[-1] == "org/m"

@@ -115,6 +115,13 @@ def test_another_swapd_is_a_peer(tmp_path: Path) -> None:
         extra = f'[peers.box]\nurl = "{there.url}"\napi_key = "theirs"\n[peers.gone]\nurl = "http://127.0.0.1:1"\n'
         with Swapd(tmp_path / "here", {"a": {}}, extra=extra, server={"api_keys": ["ours"]}) as here:
             _serves_its_peers_models(here, there)
+            here.config.write_text(here.config.read_text().replace('"theirs"', '"wrong"'))
+            assert here.cli("reload").returncode == 0
+            assert (
+                here.ask("POST", "/v1/chat/completions", {"model": "box/big"}, KEYS).status == 401
+            )  # the peer says so
+            here.config.write_text(here.config.read_text().replace('"wrong"', '"theirs"'))
+            assert here.cli("reload").returncode == 0
             there.stop()
             error = here.ask("POST", "/v1/chat/completions", {"model": "box/big"}, KEYS)
             assert error.status == 502 and error.error["code"] == "peer_unreachable"

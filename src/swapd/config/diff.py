@@ -28,8 +28,6 @@ def changes(old: Resolved, new: Resolved) -> Changes:
     later = [f"server.{key}" for key in AT_START if getattr(old.server, key) != getattr(new.server, key)]
     if old.device_source != new.device_source:
         later.append("devices.source")
-    if old.names.peers != new.names.peers:
-        later.append("peers")
     return Changes(
         added=tuple(m for m in after if m not in before),
         changed=tuple(m for m in after if m in before and after[m] != before[m]),

@@ -48,11 +48,12 @@ class Directory:
         peers.on_change = self._peers_changed
 
     def use(self, names: Names) -> None:
-        """Another configuration's names; a profile that it lacks is switched off."""
+        """Another configuration's names and peers; a profile that it lacks is switched off."""
         self.names = names
         if self.profile is not None and self.profile not in names.profiles:
             self.profile = None
-        self._meanings.clear()
+        self.peers.adopt(names.peers)
+        self._peers_changed()
 
     # ---- requests
 
@@ -156,14 +157,6 @@ class Directory:
             raise UnknownProfile(f"there is no profile {profile[:SHOWN_CHARS]!r}; valid profiles: {valid}")
         self.profile = profile
         self._meanings.clear()
-
-    def adopt(self, names: Names) -> None:
-        """Go by another configuration's names; an active profile that is no more ends. ``routes`` is its owner's."""
-        self.names = names
-        if self.profile not in names.profiles:
-            self.profile = None
-        self.peers.adopt(names.peers)
-        self._peers_changed()
 
     def _peers_changed(self) -> None:
         self._at_peers = self.peers.known()
