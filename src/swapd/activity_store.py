@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ DELAY_S: Final = 1.0
 VERSION: Final = 1
 
 _COLUMNS: Final = ", ".join(EndedRequest._fields)
-_INSERT: Final = f"INSERT INTO requests ({_COLUMNS}) VALUES ({', '.join('?' * len(EndedRequest._fields))})"
+_ROW: Final = f"({', '.join('?' * len(EndedRequest._fields))})"
 
 log = structlog.get_logger(__name__)
 
@@ -83,7 +84,10 @@ class ActivityStore:
         try:
             db = self._opened()
             with db:
-                db.executemany(_INSERT, batch)
+                for start in range(0, len(batch), BATCH):
+                    rows = batch[start : start + BATCH]  # one statement: the interpreter is given up once, not per row
+                    statement = f"INSERT INTO requests ({_COLUMNS}) VALUES {', '.join([_ROW] * len(rows))}"
+                    db.execute(statement, list(chain.from_iterable(rows)))
                 db.execute("DELETE FROM requests WHERE id <= (SELECT max(id) FROM requests) - ?", (self._kept,))
         except (sqlite3.Error, OSError) as error:
             self._failed(error, len(batch))
