@@ -19,6 +19,12 @@ from swapd.proxy.settings import ProxySettings
 SETTLE_S: Final = 0.1
 """Editors write in pieces: the file is read this long after its last change."""
 
+WATCH_STEP_MS: Final = 1_000
+"""The watcher's thread looks this often whether the kernel has told it anything."""
+
+LOOK_ANYWAY_MS: Final = 5_000
+"""The file is read this often even if nothing was told: network file systems tell nothing."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -113,5 +119,7 @@ async def _touched(path: Path) -> AsyncIterator[None]:
     except ImportError:
         log.warning("watchfiles is not installed: reload by SIGHUP or swapd reload")
         return
-    async for _ in awatch(*_folders(path), recursive=False, debounce=200, rust_timeout=60_000, yield_on_timeout=False):
+    async for _ in awatch(
+        *_folders(path), recursive=False, step=WATCH_STEP_MS, rust_timeout=LOOK_ANYWAY_MS, yield_on_timeout=True
+    ):
         yield None

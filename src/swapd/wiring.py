@@ -25,7 +25,6 @@ from swapd.core.spec import LaunchSpec, ModelFacts, RouteSpec
 from swapd.devices.host import physical_cores
 from swapd.devices.monitor import Monitor
 from swapd.errors import ConfigError, StartFailed
-from swapd.gguf.facts import read_facts
 from swapd.launch import pid1
 from swapd.launch.limits import raise_nofile
 from swapd.llama import demo
@@ -201,6 +200,8 @@ async def _tell_facts(routes: dict[str, RouteSpec], launches: Mapping[str, Launc
 
 
 def _facts(spec: LaunchSpec) -> ModelFacts:
+    from swapd.gguf.facts import read_facts
+
     binary = spec.binary
     args = (*binary.args, *spec.args) if binary else llama_server_args(spec.cmd) or ()
     values = {flag.name: flag.value or "" for flag in flags_of(args)}

@@ -32,7 +32,7 @@ def swapd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swapd]:
             "variants": {"a-think": {"chat_template_kwargs": {"enable_thinking": True}}},
         },
         "b": {},
-        "slow": {"concurrency": 1, "knobs": {"PREFILL_S": 1}},
+        "slow": {"concurrency": 1, "knobs": {"PREFILL_S": 3}},
     }
     with Swapd(tmp_path_factory.mktemp("names"), models, extra=EXTRA, server={"default_model": "gpt-4o"}) as one:
         yield one

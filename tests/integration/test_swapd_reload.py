@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _in_place(folder: Path, config: Path, text: str) -> None:
 
 def _as_configmap(folder: Path, config: Path, text: str) -> None:
     """Kubernetes: the file is a link into ``..data``, a link to a folder that is swapped."""
-    version = folder / f"..{len(list(folder.iterdir()))}"
+    version = folder / f"..{time.monotonic_ns()}"
     version.mkdir()
     (version / "swapd.toml").write_text(text)
     link = folder / "..data_tmp"

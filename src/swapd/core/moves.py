@@ -48,6 +48,7 @@ class Moves:
         self.moving: set[ModelId] = set()
         self.leaving: set[ModelId] = set()
         self.to_restart: set[ModelId] = set()
+        self.stale: set[ModelId] = set()
         self.worked: set[ModelId] = set()
         self.now = float("-inf")
         self.unsettled_at = float("-inf")
@@ -164,9 +165,11 @@ class Moves:
             self.ledger.ended(record.spec.id)
             record.claimed_by, record.drain_until = None, None
             if record.id in self.leaving:
-                self.leaving.discard(record.id)
+                for ids in (self.leaving, self.stale, self.to_restart):
+                    ids.discard(record.id)
                 self.records.pop(record.id, None)
-            elif record.stale:
+            elif record.id in self.stale:
+                self.stale.discard(record.id)
                 self.to_restart.add(record.id)
         else:
             self.live[record.spec.id] = record
@@ -278,7 +281,8 @@ class Moves:
         chosen = self.chosen_footprint(record)
         record.warning = self._page_cache_warning(chosen)
         record.generation += 1
-        record.started_at, record.stale = self.now, False
+        record.started_at = self.now
+        self.stale.discard(record.id)
         self.to_restart.discard(record.id)
         self.ledger.began(record.spec.id, chosen)
         words = "; ".join(word for word in (reason, " ".join(chosen.args), record.warning) if word)

@@ -52,7 +52,6 @@ class Record:
     """One model's life, as the scheduler knows it; times in monotonic seconds.
 
     ``id``, ``priority`` and ``needs`` repeat ``spec`` and ``footprint`` for the scan of a thousand heads.
-    ``stale``: its process was started by another configuration, and is replaced once it is idle.
     """
 
     spec: ModelSpec
@@ -83,7 +82,6 @@ class Record:
     last_error: SwapdError | None = None
     reason: str | None = None
     warning: str = ""
-    stale: bool = False
     progress: float | None = None
     stage: str = ""
     loads: int = 0

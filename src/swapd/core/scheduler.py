@@ -125,7 +125,9 @@ class Scheduler:
             self._do.survey.changed()
             record.idle_since = self._do.now
             record.last_answer_at = None if record.queue else self._do.now
-            if self._wake_at is not None and (record.stale or self._idle_deadline(record) < self._wake_at):
+            if self._wake_at is not None and (
+                record.id in self._do.stale or self._idle_deadline(record) < self._wake_at
+            ):
                 self._wake_at = None
 
     # ---- processes
@@ -266,7 +268,8 @@ class Scheduler:
         for model in event.changed & self._do.records.keys():
             record = self._do.records[model]
             record.forgive()
-            record.stale = record.state in (S.STARTING, S.READY, S.DRAINING)
+            if record.state in (S.STARTING, S.READY, S.DRAINING):
+                self._do.stale.add(model)  # started by another configuration: replaced once it is idle
 
     def _shutdown_requested(self, event: ev.ShutdownRequested) -> None:
         self._do.stops_at = self._do.now if event.force else self._do.now + self._do.policy.drain_s
@@ -287,12 +290,12 @@ class Scheduler:
 
     def _replace_changed(self) -> None:
         """Processes of an older configuration go as soon as they are idle, and come back without evicting anybody."""
-        for record in self._do.live.values():
-            if record.stale and record.state is S.READY and not record.leases and not record.queue:
+        for model in self._do.stale:
+            record = self._do.records[model]
+            if record.state is S.READY and not record.leases and not record.queue:
                 self._do.drain(record, "its configuration changed")
         while self._do.to_restart and self._do.stops_at is None:
             record = self._do.records[self._do.to_restart.pop()]
-            record.stale = False
             self._do.enqueue(record, f"restart:{record.id}:{record.generation}", 0, "preload")
 
     def _is_calm(self) -> bool:

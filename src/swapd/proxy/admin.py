@@ -109,15 +109,15 @@ def _add_views(
 
 
 def _add_reload(api: FastAPI, settings: ProxySettings) -> None:
-    @api.post("/api/reload", response_model=Reloaded, responses=problems(400))
+    @api.post("/api/reload", response_model=Reloaded, responses=problems(409))
     async def reload() -> JSONResponse:
-        """Read the configuration again; 400 with every mistake if it has any, and then nothing changes."""
+        """Read the configuration again; 409 with every mistake if it has any, and then nothing changes."""
         if settings.reload is None:
-            raise BadRequest("this server has no configuration to reload")
+            raise HTTPException(409, "this server has no configuration to reload")
         try:
             return JSONResponse(await settings.reload())
         except ConfigError as error:
-            raise BadRequest(error.message) from None
+            raise HTTPException(409, error.message) from None
 
 
 def _add_orders(api: FastAPI, supervisor: Supervisor, directory: Directory) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.proxy.frames import FrameEdge
@@ -19,6 +19,7 @@ def frame(size: int, masked: bool) -> bytes:
     return head + (b"mask" if masked else b"") + b"\x88" * size
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0, 1, 2, 125, 126, 300, 65535, 65536, 70000]), st.booleans()), max_size=6),
     st.lists(st.integers(1, 5000), min_size=1, max_size=20),
