@@ -69,7 +69,7 @@ def test_websocket_loads_its_model_and_holds_it_until_the_client_leaves(swapd: S
     assert swapd.model(model)["active"] == 1
     sock.close()
     wait_for(lambda: swapd.model(model)["active"] == 0)
-    assert swapd.fakes("websocket", model) and swapd.fakes("disconnect", model)
+    assert swapd.fakes("websocket", model) and swapd.wait_fake("disconnect", model)
 
 
 def test_unload_lets_a_websocket_drain_and_then_closes_it(swapd: Swapd) -> None:
