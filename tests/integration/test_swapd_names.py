@@ -32,7 +32,7 @@ def swapd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swapd]:
             "variants": {"a-think": {"chat_template_kwargs": {"enable_thinking": True}}},
         },
         "b": {},
-        "slow": {"concurrency": 1, "knobs": {"PREFILL_S": 3}},
+        "slow": {"concurrency": 1, "knobs": {"PREFILL_S": 2}},
     }
     with Swapd(tmp_path_factory.mktemp("names"), models, extra=EXTRA, server={"default_model": "gpt-4o"}) as one:
         yield one
@@ -92,8 +92,9 @@ def test_warm_selector_takes_what_is_loaded_and_else_the_first(swapd: Swapd) -> 
 
 def test_spillover_selector_goes_on_to_the_next_when_the_first_is_full(swapd: Swapd) -> None:
     assert swapd.load("slow").status == swapd.load("b").status == 200
+    asked = len(swapd.fakes("req", "slow"))
     first = swapd.chat_later("spill")
-    wait_for(lambda: swapd.model("slow")["active"] == 1)
+    swapd.wait_fake("req", "slow", asked + 1)
     assert who(swapd, "spill") == "b"
     assert first.result(20).status == 200
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from swapd.core import events as ev
+from swapd.core import replacing
 from swapd.core.commands import Command, RefuseRequest, WakeAt
 from swapd.core.lifecycle import InstanceState as S
 from swapd.core.lifecycle import Step
@@ -29,7 +30,6 @@ from swapd.errors import (
     StartFailed,
     StartTimeout,
     SwapdError,
-    UnknownModel,
     Unloaded,
     WaitedTooLong,
 )
@@ -255,21 +255,7 @@ class Scheduler:
             self._do.stop(record, reason)
 
     def _config_replaced(self, event: ev.ConfigReplaced) -> None:
-        """Unchanged models go on, changed ones are replaced when idle, removed ones drain and their waiters end."""
-        for model, record in list(self._do.records.items()):
-            if model not in event.catalog.models:
-                text = f"{model!r} is no longer configured"
-                self._do.refuse_all(record, UnknownModel(text))
-                if record.state is S.STARTING:
-                    self._do.stop(record, text)
-                elif record.state is S.READY:
-                    self._do.drain(record, text)
-        self._do.use(event.catalog)
-        for model in event.changed & self._do.records.keys():
-            record = self._do.records[model]
-            record.forgive()
-            if record.state in (S.STARTING, S.READY, S.DRAINING):
-                self._do.stale.add(model)  # started by another configuration: replaced once it is idle
+        replacing.take_in(self._do, event)
 
     def _shutdown_requested(self, event: ev.ShutdownRequested) -> None:
         self._do.stops_at = self._do.now if event.force else self._do.now + self._do.policy.drain_s
@@ -281,22 +267,12 @@ class Scheduler:
     # ---- the one place where conclusions are drawn
 
     def _reconcile(self) -> None:
-        self._replace_changed()
+        replacing.replace_changed(self._do)
         self._time_out()
         self._do.finish_drains()
         self._place_heads()
         self._memory.sample_if_due()
         self._wake()
-
-    def _replace_changed(self) -> None:
-        """Processes of an older configuration go as soon as they are idle, and come back without evicting anybody."""
-        for model in self._do.stale:
-            record = self._do.records[model]
-            if record.state is S.READY and not record.leases and not record.queue:
-                self._do.drain(record, "its configuration changed")
-        while self._do.to_restart and self._do.stops_at is None:
-            record = self._do.records[self._do.to_restart.pop()]
-            self._do.enqueue(record, f"restart:{record.id}:{record.generation}", 0, "preload")
 
     def _is_calm(self) -> bool:
         """Nobody waits, nothing is under way and nothing is due: a served request leaves nothing to conclude."""

@@ -122,6 +122,14 @@ class Catalog:
     groups: Mapping[str, Group] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
 
+    def preloaded(self) -> set[ModelId]:
+        """Models to be loaded at the start; of a group that swaps its members, the first."""
+        wanted = {m for m, spec in self.models.items() if spec.preload}
+        for group in self.groups.values():
+            if group.preload:
+                wanted |= set(group.members[:1] if group.swap else group.members)
+        return wanted
+
 
 @dataclass(frozen=True, slots=True)
 class BinarySpec:

@@ -10,7 +10,7 @@ import structlog
 
 from swapd.core import events as ev
 from swapd.core.spec import ModelId
-from swapd.errors import StartFailed
+from swapd.errors import InstanceDied, StartFailed
 from swapd.supervisor.ports import Clock, ExitReport, Instance, Launcher, PreparedShim, Upstream
 
 REPORTS_KEPT: Final = 64
@@ -182,3 +182,11 @@ class Children:
 
 async def _kill(instance: Instance) -> None:
     await instance.kill()
+
+
+def died(model: ModelId, report: ExitReport) -> InstanceDied:
+    """The error that a process's end means to its requests."""
+    text = f"the process of {model!r} ended ({report.status})"
+    if report.message:
+        text += f": {report.message}"
+    return InstanceDied(text, cause=report.cause, exit_status=report.status, stderr_tail=report.stderr_tail)

@@ -19,8 +19,8 @@ from swapd.core.scheduler import Scheduler
 from swapd.core.spec import RAM, Catalog, ModelId
 from swapd.errors import InstanceDied, SwapdError
 from swapd.supervisor import status
-from swapd.supervisor.children import Children
-from swapd.supervisor.ports import Clock, DeviceMonitor, ExitReport, FootprintStore, Launcher, ModelInfo
+from swapd.supervisor.children import Children, died
+from swapd.supervisor.ports import Clock, DeviceMonitor, FootprintStore, Launcher, ModelInfo
 from swapd.supervisor.tickets import Ticket
 
 SAMPLE_BOUND_S: Final = 5.0
@@ -93,10 +93,7 @@ class Supervisor:
                     task.cancel()
 
     def _preload(self, among: Sequence[ModelId]) -> None:
-        wanted = [m for m, spec in self.catalog.models.items() if spec.preload]
-        for group in self.catalog.groups.values():
-            if group.preload:
-                wanted += group.members[:1] if group.swap else group.members
+        wanted = self.catalog.preloaded()
         for model in [m for m in among if m in wanted]:
             self.load(model, rid=f"preload:{model}", preload=True)
 
@@ -305,7 +302,7 @@ class Supervisor:
         report = await self._children.exit_report(model, generation, bound_s=0.5)
         if report is None:
             return InstanceDied(f"the process of {model!r} closed the connection", cause="connection_closed")
-        return _died(model, report)
+        return died(model, report)
 
     def add_retire_listener(self, listener: RetireListener) -> None:
         """Register the proxy's hook that closes upstream connections."""
@@ -405,10 +402,3 @@ class Supervisor:
 
 def _close_nothing(ticket: Ticket, served: bool, prefill_tps: float) -> None:
     """A load or a look-up holds no lease."""
-
-
-def _died(model: ModelId, report: ExitReport) -> InstanceDied:
-    text = f"the process of {model!r} ended ({report.status})"
-    if report.message:
-        text += f": {report.message}"
-    return InstanceDied(text, cause=report.cause, exit_status=report.status, stderr_tail=report.stderr_tail)
