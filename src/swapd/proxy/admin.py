@@ -42,15 +42,22 @@ _QUIET_S: Final = 10.0
 
 
 def build_api(
-    supervisor: Supervisor, directory: Directory, settings: ProxySettings, speeds: Callable[[], Mapping[ModelId, Any]]
+    supervisor: Supervisor,
+    directory: Directory,
+    settings: ProxySettings,
+    speeds: Callable[[], Mapping[ModelId, Any]],
+    started: float,
 ) -> FastAPI:
-    """The FastAPI app; its paths begin with ``/api``. ``speeds``: by model, what its last answers told."""
+    """The FastAPI app; its paths begin with ``/api``.
+
+    ``speeds``: by model, what its last answers told. ``started``: when swapd did, by the monotonic clock.
+    """
     api = FastAPI(title="swapd", version=__version__, openapi_url="/api/openapi.json", docs_url=None, redoc_url=None)
     api.router.redirect_slashes = False
     api.add_exception_handler(SwapdError, _swapd_error)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)
-    _add_views(api, supervisor, directory, settings, speeds)
+    _add_views(api, supervisor, directory, settings, speeds, started)
     _add_orders(api, supervisor, directory)
     add_profiles(api, directory)
     _add_reload(api, settings)
@@ -65,9 +72,8 @@ def _add_views(
     directory: Directory,
     settings: ProxySettings,
     speeds: Callable[[], Mapping[ModelId, Any]],
+    started: float,
 ) -> None:
-    started = time.monotonic()
-
     def status() -> dict[str, Any]:
         head = {"version": __version__, "uptime_s": round(time.monotonic() - started, 3)}
         config = {"config": {"path": settings.config_path, "error": settings.config_error}}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import cast
 
 from swapd.core.naming import Names
 from swapd.core.spec import ModelId, RouteSpec
 from swapd.proxy.activity import Activities
-from swapd.proxy.admin import build_api
-from swapd.proxy.admin_activity import add_activity
-from swapd.proxy.asgi import App, Endpoint
+from swapd.proxy.asgi import App, Endpoint, MadeWhenAsked
 from swapd.proxy.captures import Captures
 from swapd.proxy.compat.llama_swap import LlamaSwap
 from swapd.proxy.compat.ollama import Ollama
@@ -59,8 +58,18 @@ def build_app(
     probes, listing = Probes(supervisor), Listing(supervisor, directory)
     captures = Captures() if settings.capture and settings.admin_keys else None
     forwarder = Forwarder(Relay(supervisor, pool, settings, activities), directory, listing, captures)
-    api = build_api(supervisor, directory, settings, activities.speeds)
-    add_activity(api, activities, captures, settings)
+
+    started = time.monotonic()
+
+    def make_api() -> App:
+        from swapd.proxy.admin import build_api
+        from swapd.proxy.admin_activity import add_activity
+
+        api = build_api(supervisor, directory, settings, activities.speeds, started)
+        add_activity(api, activities, captures, settings)
+        return cast(App, api)
+
+    api = MadeWhenAsked(make_api)
 
     exact: dict[str, Methods] = {path: {"POST": forwarder.by_body} for path in MODEL_ROUTED}
     for path in LOOKED_UP:

@@ -63,3 +63,17 @@ async def _watched(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     raise _Left
+
+
+class MadeWhenAsked:
+    """An app that is made by its first request: what takes long to make must not delay the start."""
+
+    def __init__(self, make: Callable[[], App]) -> None:
+        self._make = make
+        self._app: App | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Make it if need be, and pass the request on."""
+        if self._app is None:
+            self._app = self._make()
+        await self._app(scope, receive, send)
