@@ -17,7 +17,6 @@ import structlog
 import uvloop
 
 from swapd.activity_store import ActivityStore
-from swapd.config.generated import demo_toml, find_models, found_toml, model_folders
 from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, find_config, load, load_text
 from swapd.config.resolve import Resolved, default_state_dir, resolve
@@ -76,6 +75,8 @@ def configure(
 
 
 def _loaded(config: str | None, flags: Mapping[str, Any], *, demo_models: bool) -> Loaded:
+    from swapd.config.generated import demo_toml, find_models, found_toml, model_folders
+
     if demo_models:
         missing, model = demo.what_is_missing(), demo.demo_model_path()
         if missing or model is None:

@@ -11,8 +11,9 @@ from swapd.core.spec import Footprint, LaunchSpec, Policy
 from swapd.gguf.layers import layer_bytes
 from swapd.gguf.memory import Prediction
 from swapd.gguf.types import GgufHeader
+from swapd.planner.calibration import OVERHEAD_BYTES
 from swapd.planner.fit import even_split, offloaded_sizes, placed
-from swapd.planner.machine import OVERHEAD_BYTES, PlanGpu, measured_gpu
+from swapd.planner.machine import PlanGpu, measured_gpu
 from swapd.planner.search import CONTEXTS, USUAL_CTX_TOKENS
 
 LEAST_CTX_TOKENS = 4096

@@ -10,7 +10,8 @@ from swapd.core.spec import DeviceId
 from swapd.gguf.header import read_header
 from swapd.gguf.memory import Gpu, Prediction, predict
 from swapd.gguf.types import GgufHeader
-from swapd.planner.machine import OVERHEAD_BYTES, gpu_of
+from swapd.planner.calibration import OVERHEAD_BYTES
+from swapd.planner.machine import gpu_of
 
 
 def prediction(header: GgufHeader, flags: EngineFlags, gpus: Sequence[Gpu]) -> Prediction:

@@ -16,7 +16,8 @@ from swapd.gguf.model import Model
 from swapd.gguf.placement import EXPERTS, Placement, place
 from swapd.gguf.types import GgufHeader, TensorInfo
 from swapd.gguf.weights import weigh
-from swapd.planner.machine import OVERHEAD_BYTES, gpu_of
+from swapd.planner.calibration import OVERHEAD_BYTES
+from swapd.planner.machine import gpu_of
 
 
 @dataclass(frozen=True, slots=True)

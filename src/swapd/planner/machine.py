@@ -9,12 +9,11 @@ from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import DeviceId
 from swapd.errors import ConfigError
 from swapd.gguf.memory import Gpu
-from swapd.units import GIB, MIB, parse_size
+from swapd.planner.calibration import OVERHEAD_BYTES
+from swapd.units import GIB, parse_size
 
 ENDLESS_BYTES = 1 << 50
 """RAM of a machine that only its GPUs are given of."""
-OVERHEAD_BYTES = 600 * MIB
-"""CUDA context and kernels, until this machine's own figure is measured (597.5 MiB on the one measured)."""
 _KEYS = {"id", "total", "free", "overhead", "headroom"}
 
 

@@ -10,7 +10,6 @@ from swapd.core.flags import EngineFlags
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM, DeviceId, Footprint, LaunchSpec
 from swapd.gguf.types import GgufHeader
-from swapd.planner.machine import gpu_of
 
 FOREIGN_STEP: Final = 512 << 20
 
@@ -52,6 +51,7 @@ def explicit_split(
     if len(gpus) < 2 or not spec.gguf or flags.tensor_split or flags.split_mode != "layer" or flags.devices:
         return ()
     from swapd.gguf.placement import layer_counts
+    from swapd.planner.machine import gpu_of  # brings the formulas, which the start does not need
 
     steady = [g.total_bytes - _rounded_up(g.total_bytes - gpu_of(g).free_bytes) for g in gpus]
     return tuple(float(count) for count in layer_counts(header, flags, steady))

@@ -14,7 +14,7 @@ from swapd.core.spec import DeviceId, ModelId
 from swapd.errors import GgufError
 from swapd.gguf.header import read_header
 from swapd.gguf.types import GgufHeader
-from swapd.planner.machine import OVERHEAD_BYTES
+from swapd.planner.calibration import OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from swapd.gguf.memory import Prediction

@@ -8,8 +8,8 @@ from typing import Any
 
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM, BinarySpec, LaunchSpec, Policy
+from swapd.planner.calibration import OVERHEAD_BYTES
 from swapd.planner.footprints import Footprints
-from swapd.planner.machine import OVERHEAD_BYTES
 from swapd.store import OVERHEADS_KEPT, Store
 from swapd.units import GIB, MIB
 from tests.unit.gguf.measured import host_models

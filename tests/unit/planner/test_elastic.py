@@ -11,9 +11,10 @@ from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM, BinarySpec, Footprint, Ladder, LaunchSpec, Policy
 from swapd.gguf.memory import Gpu, predict
 from swapd.llama.flags import flags_for
+from swapd.planner.calibration import OVERHEAD_BYTES
 from swapd.planner.fit import fit
 from swapd.planner.footprints import Footprints
-from swapd.planner.machine import OVERHEAD_BYTES, PlanGpu
+from swapd.planner.machine import PlanGpu
 from swapd.store import Store
 from swapd.units import GIB, MIB
 from tests.unit.gguf.measured import host_models
