@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ class Reloader:
         settings: ProxySettings,
         *,
         read: Callable[[], Resolved],
-        put_in_force: Callable[[Resolved, Changes], Awaitable[None]],
+        put_in_force: Callable[[Resolved, Changes], None],
     ) -> None:
         self._current, self._settings = current, settings
         self._read, self._put_in_force = read, put_in_force
@@ -59,7 +59,7 @@ class Reloader:
                 log.error("the configuration was not reloaded", error=error.message)
                 raise
             found = changes(self._current, new)
-            await self._put_in_force(new, found)
+            self._put_in_force(new, found)
             self._current, self._settings.config_error = new, None
             told = {key: list(value) for key, value in asdict(found).items()}
             log.info("configuration reloaded", **told)
@@ -71,14 +71,12 @@ class Reloader:
 
     async def watch(self) -> None:
         """Reload whenever asked, and whenever the file's content changes, however it was replaced."""
-        watching = asyncio.create_task(self._watch_file())
-        try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_file())
             while True:
                 await self._asked.wait()
                 self._asked.clear()
                 await self._quietly()
-        finally:
-            watching.cancel()
 
     async def _quietly(self) -> None:
         try:
@@ -93,12 +91,15 @@ class Reloader:
         if path is None:
             return
         seen = _digest(path)
-        async for _ in _touched(path):
-            await asyncio.sleep(SETTLE_S)
-            now = _digest(path)
-            if now is not None and now != seen:
-                seen = now
-                self.ask()
+        try:
+            async for _ in _touched(path):
+                await asyncio.sleep(SETTLE_S)
+                now = _digest(path)
+                if now is not None and now != seen:
+                    seen = now
+                    self.ask()
+        except (OSError, RuntimeError) as error:  # RuntimeError: what watchfiles makes of the kernel's errors
+            log.warning("the file is not watched: reload by SIGHUP or swapd reload", path=str(path), error=str(error))
 
 
 def _digest(path: Path) -> bytes | None:

@@ -88,7 +88,7 @@ def _loaded(config: str | None, flags: Mapping[str, Any], *, demo_models: bool) 
     return load_text(found_toml(find_models(model_folders())), None, flags=flags, name="(found models)")
 
 
-def serve(resolved: Resolved, on_listening: Callable[[str], None], again: Callable[[], Resolved] | None = None) -> None:
+def serve(resolved: Resolved, on_listening: Callable[[str], None], again: Callable[[], Resolved]) -> None:
     """Serve until a signal; returns when every child is gone. ``again``: reads the configuration anew, for a reload.
 
     Raises:
@@ -96,7 +96,7 @@ def serve(resolved: Resolved, on_listening: Callable[[str], None], again: Callab
     """
     nofile_soft = raise_nofile()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(resolved, on_listening, nofile_soft, again or (lambda: resolved)))
+        runner.run(_serve(resolved, on_listening, nofile_soft, again))
 
 
 async def _serve(
@@ -140,7 +140,8 @@ async def _serve(
             async with asyncio.TaskGroup() as group:
                 learning = group.create_task(_learn(supervisor, launcher, routes, launches, info))
 
-                async def put_in_force(new: Resolved, found: Changes) -> None:
+                def put_in_force(new: Resolved, found: Changes) -> None:
+                    nonlocal learning
                     _replace_all(launches, new.launches)
                     kept = {m: routes[m].facts for m in routes if m not in (*found.changed, *found.removed)}
                     _replace_all(routes, {m: replace(r, facts=kept.get(m, r.facts)) for m, r in new.routes.items()})
@@ -148,7 +149,8 @@ async def _serve(
                     directory.use(new.names)
                     settings.take(_settings_of(new, is_loopback))
                     supervisor.replace(new.catalog, frozenset(found.changed))
-                    await _tell_facts(routes, launches, info)
+                    learning.cancel()  # what it was about may be gone
+                    learning = group.create_task(_learn(supervisor, launcher, routes, launches, info))
 
                 reloader = Reloader(resolved, settings, read=again, put_in_force=put_in_force)
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.ask)
@@ -197,7 +199,9 @@ async def _tell_facts(routes: dict[str, RouteSpec], launches: Mapping[str, Launc
     """What is told of models that are not loaded: read from the headers once swapd listens, not before."""
     for id_, route in list(routes.items()):
         facts = await asyncio.to_thread(_facts, launches[id_])
-        routes[id_] = replace(route, ctx_tokens=await asyncio.to_thread(info.context, id_), facts=facts)
+        told = replace(route, ctx_tokens=await asyncio.to_thread(info.context, id_), facts=facts)
+        if routes.get(id_) is route:  # not replaced meanwhile
+            routes[id_] = told
 
 
 def _facts(spec: LaunchSpec) -> ModelFacts:

@@ -7,6 +7,7 @@ from typing import Final
 
 from swapd.config.load import Problems
 from swapd.config.schema import Model
+from swapd.core.flags import flag_name
 from swapd.core.spec import Ladder
 from swapd.units import parse_size
 
@@ -25,7 +26,7 @@ def ladder_of(id_: str, model: Model, args: Sequence[str], problems: Problems) -
 
     ``args``: the model's, those of its binary included.
     """
-    given = [_name(word) for word in args]
+    given = [flag_name(word) for word in args]
     _check_auto(id_, model, given, problems)
     if model.ladder is None:
         return None
@@ -43,7 +44,7 @@ def ladder_of(id_: str, model: Model, args: Sequence[str], problems: Problems) -
         return None
     if sorted(sizes, reverse=True) != sizes:
         problems.add((*at, "steps"), "do not step down", "write the largest first")
-    if _name(model.ladder.flag) in given:
+    if flag_name(model.ladder.flag) in given:
         problems.add((*at, "flag"), f"{model.ladder.flag} is in args as well", "remove it there")
     return Ladder(model.ladder.flag, tuple(model.ladder.steps), tuple(sizes))
 
@@ -54,9 +55,3 @@ def _check_auto(id_: str, model: Model, given: Sequence[str], problems: Problems
         taken = [word for word in given if word in words]
         if getattr(model, key) == "auto" and taken:
             problems.add(("models", id_, key), f'"auto", but args have {taken[0]}', "remove one of the two")
-
-
-def _name(word: str) -> str:
-    """A flag as llama-server reads it: underscores of long ones are hyphens."""
-    flag = word.split("=", 1)[0]
-    return flag.replace("_", "-") if flag.startswith("--") else flag

@@ -9,10 +9,10 @@ from typing import Final
 
 from swapd.config import toml
 from swapd.config.found import SHARD, Finds, FoundModel, names
+from swapd.core.flags import usual_ctx
 from swapd.core.ledger import MachineSample
 from swapd.units import format_size
 
-DEFAULT_CTX_TOKENS: Final = 32_768
 EMBEDDING_BATCH_TOKENS: Final = 2048
 """A text to embed must fit one batch."""
 
@@ -80,7 +80,7 @@ idle_timeout = "15m"   # unloaded after this long without a request; "0s": never
 
 def _init_model(model: FoundModel) -> str:
     trained = model.trained_ctx_tokens
-    ctx = min(trained, DEFAULT_CTX_TOKENS)
+    ctx = usual_ctx(trained) if trained else 0
     args: list[str] = []
     if model.mmproj:
         args += ["--mmproj", str(model.mmproj)]

@@ -18,13 +18,12 @@ from swapd.config.listen import parse_listen
 from swapd.config.load import Loaded, Problems
 from swapd.config.naming_rules import must_be_model, names_of
 from swapd.config.schema import File, Model, Server
+from swapd.core.flags import MANAGED_FLAGS, flag_name
 from swapd.core.naming import Names
 from swapd.core.spec import BinarySpec, Catalog, Group, LaunchSpec, ModelSpec, Policy, RouteSpec
 from swapd.errors import ConfigError
 from swapd.units import GIB, format_size
 
-MANAGED_FLAGS: Final = ("--host", "--port", "-m", "--model", "--alias", "-a", "--slot-save-path")
-"""Flags of a llama-server that swapd sets itself; in ``args`` they are errors."""
 SAFE_HEADROOM: Final = GIB
 """Law M1: with 637 MiB free decoding looked fine over 10 tokens and collapsed over 250."""
 
@@ -214,7 +213,7 @@ class _Resolver:
     def _check_args(self, args: Sequence[str], path: KeyPath) -> None:
         for word in args:
             flag = word.split("=", 1)[0]
-            if flag in MANAGED_FLAGS:
+            if flag_name(word) in MANAGED_FLAGS:
                 self.problems.add(path, f"{flag} is set by swapd itself", "remove it")
 
     def _binary_of(self, id_: str, model: Model, binaries: Mapping[str, BinarySpec]) -> BinarySpec | None:

@@ -3,6 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MANAGED_FLAGS: Final = {
+    "--host": "--host",
+    "--port": "--port",
+    "-m": "-m",
+    "--model": "-m",
+    "-a": "--alias",
+    "--alias": "--alias",
+    "--slot-save-path": "--slot-save-path",
+}
+"""Flags of a llama-server that swapd sets itself, by every name; in ``args`` they are errors."""
+
+
+def flag_name(word: str) -> str:
+    """A flag as llama-server reads it: without its value, underscores of long ones as hyphens."""
+    flag = word.split("=", 1)[0]
+    return flag.replace("_", "-") if flag.startswith("--") else flag
+
+
+USUAL_CTX_TOKENS: Final = 32_768
+"""Context where neither ``ctx`` nor ``args`` say: the trained one, at most this."""
+
+
+def usual_ctx(trained_tokens: int) -> int:
+    """The context of a model for which nothing is said; ``trained_tokens`` 0 = not known."""
+    return min(trained_tokens, USUAL_CTX_TOKENS) if trained_tokens else USUAL_CTX_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,15 @@ class MemoryLedger:
                 return False
         return True
 
+    def without_ours(self, sample: MachineSample) -> MachineSample:
+        """The machine as other programs leave it: what a model may count on if everything of ours goes."""
+        known = self.foreign
+        gpus = (
+            replace(g, free_bytes=g.total_bytes - known[g.id]) if g.free_bytes is not None and g.id in known else g
+            for g in sample.gpus
+        )
+        return replace(sample, gpus=tuple(gpus))
+
     def page_cache_short(self, extra: Footprint) -> tuple[int, int] | None:
         """Bytes that all and ``extra`` read through the page cache, and the RAM left for that, if it is too little."""
         if RAM not in self.foreign or not extra.cached_bytes:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from swapd.core.endpoint import Upstream
+from swapd.core.flags import USUAL_CTX_TOKENS
 from swapd.core.spec import LaunchSpec
-from swapd.llama.flags import CTX_FLAGS, FIT_FLAGS, GPU_LAYER_FLAGS, has_flag, parse_flags
+from swapd.llama.flags import CTX_FLAGS, FIT_FLAGS, GPU_LAYER_FLAGS, has_flag
 from swapd.llama.probe import HIDE_GPUS, BinaryReport, embedded_command
 from swapd.llama.protocol import ROUTER_VARIABLE
 
-FALLBACK_CTX_TOKENS = 32768
 NOT_INHERITED = (
     "LLAMA_*", "SWAPD_*", "*_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH", "NOTIFY_SOCKET",
     "LISTEN_*", "WATCHDOG_*",
@@ -38,7 +38,7 @@ def build(
     *,
     inherited: Mapping[str, str],
     gpus: Sequence[str] | None,
-    default_ctx_tokens: int = FALLBACK_CTX_TOKENS,
+    default_ctx_tokens: int = USUAL_CTX_TOKENS,
 ) -> Command:
     """The command of one start. ``report`` is of the model's binary, ``None`` for a ``cmd``.
 
@@ -73,16 +73,8 @@ def server_argv(spec: LaunchSpec, report: BinaryReport, upstream: Upstream, defa
     if spec.ctx_tokens:
         argv += ["-c", str(spec.ctx_tokens)]
     elif not has_flag(given, CTX_FLAGS):
-        argv += ["-c", str(default_ctx_tokens or FALLBACK_CTX_TOKENS)]
+        argv += ["-c", str(default_ctx_tokens or USUAL_CTX_TOKENS)]
     return argv
-
-
-def wanted_ctx(spec: LaunchSpec, default_ctx_tokens: int) -> int:
-    """Tokens of context that were asked for; 0 = whatever the model was trained for."""
-    if spec.ctx_tokens:
-        return spec.ctx_tokens
-    given = [*(spec.binary.args if spec.binary else ()), *spec.args]
-    return parse_flags(given).ctx_tokens if has_flag(given, CTX_FLAGS) else default_ctx_tokens
 
 
 def child_env(spec: LaunchSpec, inherited: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:

@@ -8,19 +8,10 @@ from dataclasses import replace
 from os.path import basename
 from typing import Any, NamedTuple
 
-from swapd.core.flags import EngineFlags
+from swapd.core.flags import EngineFlags, flag_name
 from swapd.core.spec import LaunchSpec
 from swapd.llama.flag_names import SWITCH_WORDS, TAKES_NONE, TAKES_ONE, TAKES_TWO, TAKES_WORD
 
-MANAGED = {
-    "--host": "--host",
-    "--port": "--port",
-    "-m": "-m",
-    "--model": "-m",
-    "-a": "--alias",
-    "--alias": "--alias",
-    "--slot-save-path": "--slot-save-path",
-}
 CTX_FLAGS = frozenset(["-c", "--ctx-size"])
 GPU_LAYER_FLAGS = frozenset(["-ngl", "--gpu-layers", "--n-gpu-layers"])
 FIT_FLAGS = frozenset(["-fit", "--fit"])
@@ -48,18 +39,19 @@ def flags_of(args: Sequence[str]) -> Iterator[Flag]:
         if not written.startswith("-") or written == "-":
             continue
         typed, equals, joined = written.partition("=")
-        name = typed.replace("_", "-") if typed.startswith("--") else typed
+        name = flag_name(typed)
         if equals:
             yield Flag(name, typed, joined)
             continue
         following = words[position] if position < len(words) else None
-        taken = _values_taken(name, following)
+        taken = values_taken(name, following)
         value = ",".join(words[position : position + taken]) if taken else None
         position += taken
         yield Flag(name, typed, value)
 
 
-def _values_taken(name: str, following: str | None) -> int:
+def values_taken(name: str, following: str | None) -> int:
+    """How many of the next words belong to a flag."""
     if following is None or name in TAKES_NONE:
         return 0
     if name in TAKES_ONE:
@@ -69,11 +61,6 @@ def _values_taken(name: str, following: str | None) -> int:
     if name in TAKES_WORD:
         return int(following.lower() in SWITCH_WORDS)
     return int(not following.startswith("-"))
-
-
-def managed_flags(args: Sequence[str]) -> tuple[str, ...]:
-    """The flags among ``args`` that only swapd may set, as typed, in order."""
-    return tuple(flag.written for flag in flags_of(args) if flag.name in MANAGED)
 
 
 def has_flag(args: Sequence[str], names: frozenset[str]) -> bool:

@@ -95,12 +95,15 @@ class LlamaLauncher:
         """Bytes that the model's own binary says it would allocate on each GPU, in CUDA's order; empty = it cannot say.
 
         Its process lives for about a second and holds a GPU context meanwhile.
+
+        Raises:
+            StartFailed: it could not be started, or told nothing in time.
         """
         spec = self._spec(model)
         report = await self._report(spec)
         if report is None or not (report.path and report.fit and report.log_jsonl):
             return ()
-        _, todo = self._plan(replace(spec, args=(*spec.args, *args, *PROJECTION_ARGS)), report)
+        start, todo = self._plan(replace(spec, args=(*spec.args, *args, *PROJECTION_ARGS)), report)
         reader, told = ProjectionReader(), asyncio.Event()
 
         def listen(_stream: str, data: bytes) -> None:
@@ -114,9 +117,11 @@ class LlamaLauncher:
             async with asyncio.timeout(PROJECTION_BOUND_S):
                 await told.wait()
         except TimeoutError:
-            return ()
+            raise StartFailed(f"it told nothing within {PROJECTION_BOUND_S:g} s", cause="timeout") from None
         finally:
             await asyncio.shield(shim.process.kill(spec.kill_timeout_s))
+            if start.upstream.path:
+                _unlink(start.upstream.path)
         return reader.by_gpu or ()
 
     def log(self, model: ModelId) -> bytes:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Final
+
+from swapd.units import MIB
 
 PROJECTION_ARGS: Final = ("--fit", "on", "--log-jsonl")
 """``--fit`` makes it measure; with ``-c`` and ``-ngl`` given it then changes nothing."""
 PROJECTION_BOUND_S: Final = 30.0
 _TYPE: Final = "fit_memory_breakdown"
-_NUMBER: Final = re.compile(r"\d+$")
-MIB: Final = 1 << 20
 
 
 class ProjectionReader:
@@ -42,10 +41,4 @@ def parse_breakdown(line: bytes | str) -> list[int] | None:
 
 
 def _devices(rows: Sequence[dict[str, object]]) -> list[int]:
-    found = {}
-    for row in rows:
-        name, size = str(row["name"]), row["self"]
-        number = _NUMBER.search(name)
-        if row["kind"] == "device" and number and isinstance(size, int):
-            found[int(number[0])] = size * MIB
-    return [found[index] for index in sorted(found)]
+    return [size * MIB for row in rows if row["kind"] == "device" and isinstance(size := row["self"], int)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swapd.llama.flags import MANAGED, _values_taken, llama_server_args
+from swapd.core.flags import MANAGED_FLAGS, flag_name
+from swapd.llama.flags import llama_server_args, values_taken
 
 
 def read_server(words: Sequence[str]) -> tuple[dict[str, str], list[str]] | None:
@@ -20,12 +21,12 @@ def read_server(words: Sequence[str]) -> tuple[dict[str, str], list[str]] | None
     while position < len(words):
         word = words[position]
         typed, equals, joined = word.partition("=")
-        name = typed.replace("_", "-") if typed.startswith("--") else typed
+        name = flag_name(typed)
         following = words[position + 1] if position + 1 < len(words) else None
         is_flag = word.startswith("-") and word != "-"
-        taken = _values_taken(name, following) if is_flag and not equals else 0
-        if name in MANAGED:
-            managed[MANAGED[name]] = joined if equals else " ".join(words[position + 1 : position + 1 + taken])
+        taken = values_taken(name, following) if is_flag and not equals else 0
+        if name in MANAGED_FLAGS:
+            managed[MANAGED_FLAGS[name]] = joined if equals else " ".join(words[position + 1 : position + 1 + taken])
         else:
             others += words[position : position + 1 + taken]
         position += 1 + taken

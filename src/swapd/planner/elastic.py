@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swapd.core.flags import EngineFlags
+from swapd.core.flags import USUAL_CTX_TOKENS, EngineFlags
 from swapd.core.ledger import DeviceSample
 from swapd.core.spec import Footprint, LaunchSpec, Policy
 from swapd.gguf.layers import layer_bytes
@@ -14,7 +14,7 @@ from swapd.gguf.types import GgufHeader
 from swapd.planner.calibration import OVERHEAD_BYTES
 from swapd.planner.fit import even_split, offloaded_sizes, placed
 from swapd.planner.machine import PlanGpu, measured_gpu
-from swapd.planner.search import CONTEXTS, USUAL_CTX_TOKENS
+from swapd.planner.search import CONTEXTS
 
 LEAST_CTX_TOKENS = 4096
 """With less an agent's system prompt does not fit."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from swapd.core.flags import EngineFlags
+from swapd.core.flags import EngineFlags, usual_ctx
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import PAGE_CACHE, RAM, DeviceId, Footprint, LaunchSpec, ModelId, Policy
 from swapd.errors import GgufError
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_CTX_TOKENS: Final = 32_768
-"""Context where neither ``ctx`` nor ``args`` say: the trained one, at most this."""
 _DISK_BYTES_PER_S: Final = 1.5e9
 _START_S: Final = 1.0
 
@@ -132,8 +130,7 @@ class Footprints:
     def default_ctx(self, model: ModelId) -> int:
         """Tokens where nothing is configured: the trained context, at most 32768."""
         header = self._header(self._launches[model])
-        trained = header.n_ctx_train if header else 0
-        return min(trained, DEFAULT_CTX_TOKENS) if trained else DEFAULT_CTX_TOKENS
+        return usual_ctx(header.n_ctx_train if header else 0)
 
     def context(self, model: ModelId) -> int:
         """Tokens that one conversation can have, by configuration and header; 0 = not known."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from swapd.core.flags import EngineFlags
+from swapd.config.toml import Tables, document, literal
+from swapd.core.flags import EngineFlags, usual_ctx
 from swapd.core.ledger import DeviceSample
 from swapd.core.spec import RAM, DeviceId
 from swapd.errors import ConfigError
@@ -21,7 +22,7 @@ from swapd.planner.law_facts import ModelFacts, Setup
 from swapd.planner.laws import findings
 from swapd.planner.machine import Machine, PlanGpu
 from swapd.planner.options import Ask, Ladder, ModelPlan, Option
-from swapd.planner.search import USUAL_CTX_TOKENS, plan_set
+from swapd.planner.search import plan_set
 from swapd.units import format_size, parse_size
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -88,8 +89,7 @@ def predict_only(ask: Ask, machine: Machine) -> Result:
     """What these very flags take, and whether that fits."""
     flags = parse_flags(ask.args)
     if ask.ctx_tokens or not has_flag(ask.args, CTX_FLAGS):
-        usual = min(ask.header.n_ctx_train or USUAL_CTX_TOKENS, USUAL_CTX_TOKENS)
-        flags = replace(flags, ctx_tokens=ask.ctx_tokens or usual)
+        flags = replace(flags, ctx_tokens=ask.ctx_tokens or usual_ctx(ask.header.n_ctx_train))
     found = prediction(ask.header, flags, [g.gpu for g in machine.gpus])
     rooms = tuple((g.gpu.id, g.gpu.free_bytes) for g in machine.gpus)
     broken = _broken([(ask, flags, machine.gpus)], machine)
@@ -185,37 +185,29 @@ def _chosen(option: Option) -> list[str]:
 
 def toml(plans: Sequence[ModelPlan], machine: Machine) -> str:
     """The winning options as configuration; a set becomes a group that stays loaded together."""
-    tables = [_table(plan.best, machine) for plan in plans if plan.best is not None]
+    tables: Tables = []
+    for plan in plans:
+        if plan.best is not None:
+            tables += _tables(plan.best, machine)
     if len(plans) > 1:
-        members = ", ".join(_text(plan.ask.name) for plan in plans)
-        tables.append(f"[groups.together]\nmembers = [{members}]\nswap = false\nexclusive = true\n")
-    return "\n".join(tables)
+        members = [plan.ask.name for plan in plans]
+        tables.append((("groups", "together"), {"members": members, "swap": False, "exclusive": True}))
+    return document(tables)
 
 
-def _table(option: Option, machine: Machine) -> str:
+def _tables(option: Option, machine: Machine) -> Tables:
     ask, flags = option.ask, option.flags
-    lines = [f"[models.{_key(ask.name)}]", f"gguf = {_text(os.path.abspath(ask.path))}"]
-    words = [*ask.args, *_chosen(option)]
-    if words:
-        lines.append(f"args = {_text(shlex.join(words))}")
+    keys: dict[str, Any] = {"gguf": literal(os.path.abspath(ask.path))}
+    if words := [*ask.args, *_chosen(option)]:
+        keys["args"] = literal(shlex.join(words))
     if not has_flag(ask.args, CTX_FLAGS):
-        lines.append(f"ctx = {flags.ctx_tokens}")
+        keys["ctx"] = flags.ctx_tokens
     if flags.n_cpu_moe != parse_flags(ask.args).n_cpu_moe:
-        lines.append(f"n_cpu_moe = {flags.n_cpu_moe}")
-    if not option.gpus and machine.gpus:
-        lines.append("gpus = []")
-    elif len(option.gpus) < len(machine.gpus):
-        lines.append(f"gpus = [{', '.join(_text(g.gpu.id) for g in option.gpus)}]")
+        keys["n_cpu_moe"] = flags.n_cpu_moe
+    if len(option.gpus) < len(machine.gpus):
+        keys["gpus"] = [g.gpu.id for g in option.gpus]
+    tables: Tables = [(("models", ask.name), keys)]
     if ask.ladder is not None and option.step is not None:
-        steps = ", ".join(_text(step) for step in ask.ladder.steps)
-        lines += [f"[models.{_key(ask.name)}.ladder]", f"flag = {_text(ask.ladder.flag)}", f"steps = [{steps}]"]
-    return "\n".join(lines) + "\n"
-
-
-def _text(text: str) -> str:
-    """A TOML basic string."""
-    return json.dumps(text.replace("${", "$${"), ensure_ascii=False)
-
-
-def _key(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else _text(text)
+        ladder = {"flag": ask.ladder.flag, "steps": list(ask.ladder.steps)}
+        tables.append((("models", ask.name, "ladder"), ladder))
+    return tables

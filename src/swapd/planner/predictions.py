@@ -63,12 +63,13 @@ class Predictions:
         return replace(found, devices=devices)
 
     def _predict(self, path: str, flags: EngineFlags, gpus: Sequence[DeviceSample]) -> Prediction:
-        from swapd.planner.estimate import estimate  # the graph it replays takes 30 ms to import
+        from swapd.planner.estimate import prediction  # the graph it replays takes 30 ms to import
+        from swapd.planner.machine import gpu_of
 
         header = self.header(path)
         if header is None:
             raise GgufError(f"{path} cannot be read", path=path)
-        return estimate(header, flags, gpus, {})
+        return prediction(header, flags, [gpu_of(gpu) for gpu in gpus])
 
     def cached_bytes(self, model: ModelId, path: str, flags: EngineFlags, gpus: Sequence[DeviceSample]) -> int:
         """Weights that every token reads through the page cache."""
@@ -83,8 +84,9 @@ class Predictions:
 
     def remember(self, key: Hashable, compute: Callable[[], T]) -> T:
         """The answer that was computed for this key before, else now."""
-        if key in self._found:
-            return self._found[key]  # type: ignore[return-value]
+        known = self._found.get(key, self)  # one look: another thread may be filling it
+        if known is not self:
+            return known  # type: ignore[return-value]
         answer = self._found[key] = compute()
         while len(self._found) > KEPT:
             self._found.popitem(last=False)

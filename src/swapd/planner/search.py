@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
 
-from swapd.core.flags import EngineFlags
+from swapd.core.flags import USUAL_CTX_TOKENS, EngineFlags, usual_ctx
 from swapd.gguf.layers import layer_bytes
 from swapd.gguf.model import Model
 from swapd.gguf.types import GgufHeader
@@ -26,7 +26,6 @@ CACHE_FLAGS = frozenset(["-ctk", "--cache-type-k", "-ctv", "--cache-type-v"])
 UBATCH_FLAGS = frozenset(["-ub", "--ubatch-size"])
 THREAD_FLAGS = frozenset(["-t", "--threads"])
 LOAD_FLAGS = frozenset(["-lm", "--load-mode", "--no-mmap", "--mmap", "--mlock", "-dio", "--direct-io"])
-USUAL_CTX_TOKENS = 32_768
 CONTEXTS = (262_144, 196_608, 131_072, 98_304, 65_536, 49_152, 32_768, 24_576, 16_384, 12_288, 8_192, 4_096, 2_048)
 UBATCHES = (512, 2048)
 """llama-server's own, and the one that prefill with CPU experts wants (M5). Less frees little and costs 38 % (N6)."""
@@ -54,7 +53,7 @@ def plan_model(ask: Ask, machine: Machine) -> ModelPlan:
     flags = parse_flags(ask.args)
     trained = ask.header.n_ctx_train or USUAL_CTX_TOKENS
     fixed_ctx = ask.ctx_tokens or ((flags.ctx_tokens or trained) if has_flag(ask.args, CTX_FLAGS) else 0)
-    usual = fixed_ctx or min(trained, USUAL_CTX_TOKENS)
+    usual = fixed_ctx or usual_ctx(trained)
     found: list[Option] = []
     for start in _variants(ask, replace(flags, ctx_tokens=usual)):
         found += _options(ask, start, machine, usual)

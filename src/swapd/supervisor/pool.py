@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import structlog
@@ -227,17 +226,8 @@ class Supervisor:
     def _size(self, model: ModelId) -> None:
         """Tell the scheduler what a model takes on the devices there are."""
         self._sized.add(model)
-        footprint = self._info.footprint(model, self._without_our_models())
+        footprint = self._info.footprint(model, self.scheduler.state.ledger.without_ours(self._sample))
         self.dispatch(ev.FootprintLearned(self._clock.now(), model, footprint, self._info.estimated_load_s(model)))
-
-    def _without_our_models(self) -> MachineSample:
-        """The machine as other programs leave it: what a model may count on if everything of ours goes."""
-        foreign = self.scheduler.state.ledger.foreign
-        gpus = tuple(
-            replace(g, free_bytes=g.total_bytes - foreign[g.id]) if g.free_bytes is not None and g.id in foreign else g
-            for g in self._sample.gpus
-        )
-        return replace(self._sample, gpus=gpus)
 
     # ---- requests and operators
 

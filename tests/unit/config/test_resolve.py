@@ -72,7 +72,9 @@ def test_all_of_them_are_told_at_once() -> None:
     assert [line.split(": ")[0] for line in lines] == [f"f.toml:{n}" for n in (5, 6, 6, 8, 8, 9)]
 
 
-@pytest.mark.parametrize("flag", ["--host", "--port", "-m", "--model", "--alias", "-a", "--slot-save-path", "--port=1"])
+@pytest.mark.parametrize(
+    "flag", ["--host", "--port", "-m", "--model", "--alias", "-a", "--slot-save-path", "--slot_save_path", "--port=1"]
+)
 def test_flags_that_swapd_sets_are_mistakes_in_args(flag: str) -> None:
     (line,) = mistakes(TWO + f'args = ["--jinja", "{flag}", "x"]')
     assert line.startswith("f.toml:5: models.b.args: ") and "is set by swapd itself" in line

@@ -10,7 +10,6 @@ from swapd.llama.flags import (
     flags_of,
     has_flag,
     llama_server_args,
-    managed_flags,
     parse_flags,
 )
 
@@ -90,21 +89,6 @@ def test_flags_of_forks_are_listed_as_unknown_with_their_value() -> None:
 
 def test_nonsense_is_left_to_llama_server() -> None:
     assert parse_flags(["-c", "many", "-b"]) == EngineFlags()
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("-m x", ("-m",)),
-        ("--model=x", ("--model",)),
-        ("--slot_save_path /x", ("--slot_save_path",)),
-        ("-c 5 --port 1 --host 0.0.0.0 -a n", ("--port", "--host", "-a")),
-        ("--grammar --port -md x", ()),
-        ("--jinja", ()),
-    ],
-)
-def test_flags_that_only_swapd_may_set_are_found(line: str, found: tuple[str, ...]) -> None:
-    assert managed_flags(line.split()) == found
 
 
 def test_has_flag_knows_all_names() -> None:
