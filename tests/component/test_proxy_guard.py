@@ -84,6 +84,37 @@ async def test_load_unload_and_logs_need_an_admin_key_where_there_are_any() -> N
 
 
 @on_uvloop
+async def test_path_with_a_control_character_goes_nowhere() -> None:
+    """Routes that end in ``$`` take a newline more than the rules for keys do."""
+    async with world(hello, capture=True, **KEYS) as w:
+        await w.chat(**{"x-api-key": "ours"})
+        for method, path in (
+            ("GET", "/api/captures%0A"),
+            ("GET", "/api/models/a/logs%0A"),
+            ("POST", "/api/models/a/unload%0A"),
+            ("POST", "/api/unload%0a"),
+            ("POST", "/api/reload%0A"),
+            ("PUT", "/api/profile%0A"),
+            ("GET", "/upstream/a/x%00"),
+        ):
+            for key in ("ours", "boss"):
+                reply = await w.ask(path, {"profile": None}, method=method, headers={"x-api-key": key})
+                assert (reply.status, reply.json()["error"]["code"]) == (404, "not_found"), path
+        assert not w.supervisor.calls
+
+
+@on_uvloop
+async def test_every_order_of_the_own_api_needs_an_admin_key() -> None:
+    async with world(hello, {"m": RouteSpec("m")}, **KEYS) as w:
+        document = (await w.ask("/api/openapi.json", method="GET", headers={"x-api-key": "ours"})).json()
+        orders = [(m, path) for path, methods in document["paths"].items() for m in methods if m != "get"]
+        assert len(orders) >= 6
+        for method, path in orders:
+            reply = await w.ask(path.format(model="m", rid="r"), method=method.upper(), headers={"x-api-key": "ours"})
+            assert reply.status == 403, (method, path)
+
+
+@on_uvloop
 async def test_without_keys_it_is_open_and_admin_keys_alone_guard_orders_only() -> None:
     async with world(hello, admin_keys=("boss",)) as w:
         assert (await w.chat()).status == 200

@@ -14,15 +14,12 @@ from swapd.proxy.asgi import HEADERS, RID, App, Headers, Message, Receive, Scope
 from swapd.proxy.keys import Gatekeeper
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.sse import dialect_of
-from swapd.proxy.statuses import error_body, error_headers, status_of
+from swapd.proxy.statuses import INTERNAL, refuse
 
 log = logging.getLogger("swapd.proxy")
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _HEADER_LIST: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]*")
-_INTERNAL: Final = (
-    b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": "internal"}}'
-)
 
 
 class Guard:
@@ -59,8 +56,7 @@ class Guard:
                 return
             self._gate.check_key(scope["path"], headers, scope["method"])
         except SwapdError as error:
-            body = error_body(error, dialect_of(scope["path"]).shape, rid)
-            await respond(sent, status_of(error), body, error_headers(error))
+            await refuse(scope, sent, error, dialect_of(scope["path"]).shape)
             return
         try:
             await self._app(scope, receive, sent)
@@ -68,7 +64,7 @@ class Guard:
             log.exception("request %s failed", rid)
             if started:
                 raise  # the server closes the connection
-            await respond(sent, 500, _INTERNAL)
+            await respond(sent, 500, INTERNAL)
 
 
 def _cors(origin: bytes) -> Headers:

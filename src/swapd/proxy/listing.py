@@ -11,9 +11,9 @@ from swapd import __version__
 from swapd.core.naming import Selector
 from swapd.core.spec import ModelFacts, RouteSpec
 from swapd.errors import UnknownModel
-from swapd.proxy.asgi import RID, Receive, Scope, Send, respond
+from swapd.proxy.asgi import Receive, Scope, Send, respond
 from swapd.proxy.directory import Directory
-from swapd.proxy.statuses import Shape, error_body
+from swapd.proxy.statuses import refuse
 from swapd.supervisor.pool import Supervisor
 
 _WORDS: Final = {"ready": "loaded", "draining": "loaded", "starting": "loading"}
@@ -36,7 +36,7 @@ class Listing:
         try:
             entry = self._named(unquote(raw.removeprefix(b"/v1/models/").decode("latin-1")))
         except UnknownModel as error:
-            await respond(send, 404, error_body(error, Shape.OPENAI, scope[RID]))
+            await refuse(scope, send, error)
         else:
             await respond(send, 200, json.dumps(entry).encode())
 

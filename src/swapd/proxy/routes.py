@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Mapping
 from typing import Final, TypeAlias
 
@@ -10,8 +11,10 @@ from swapd import __version__
 from swapd.errors import DevicesUnknown
 from swapd.proxy.asgi import RID, Endpoint, Headers, Receive, Scope, Send, respond
 from swapd.proxy.sse import dialect_of
-from swapd.proxy.statuses import Shape, error_body, error_headers
+from swapd.proxy.statuses import Shape, refuse
 from swapd.supervisor.pool import Supervisor
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 Methods: TypeAlias = Mapping[str, Endpoint]
 
@@ -68,6 +71,8 @@ class Router:
         return _problem(scope, send, 404, "not_found", f"there is nothing at {scope['path'][:200]}")
 
     def _by_prefix(self, path: str) -> Methods:
+        if _CONTROL.search(path):  # FastAPI's patterns end in $, which takes a newline more than the rules for keys do
+            return {}
         for prefix, methods in self._prefixes.items():
             if path.startswith(prefix):
                 return methods
@@ -94,7 +99,7 @@ class Probes:
             await respond(send, 200, b'{"status":"ready"}')
             return
         error = DevicesUnknown("the GPUs cannot be read: running models serve on, new GPU loads are refused")
-        await respond(send, 503, error_body(error, Shape.OPENAI, scope[RID]), error_headers(error))
+        await refuse(scope, send, error)
 
 
 def is_get(endpoint: Endpoint) -> Methods:

@@ -33,7 +33,7 @@ from swapd.errors import (
     Unloaded,
     WaitedTooLong,
 )
-from swapd.proxy.asgi import Headers
+from swapd.proxy.asgi import RID, Headers, Scope, Send, respond
 from swapd.units import mib
 
 
@@ -68,6 +68,9 @@ STATUSES: Final[Mapping[type[SwapdError], int]] = {
     PeerUnreachable: 502,
 }
 """Every leaf of ``SwapdError`` that can reach HTTP (``ConfigError`` and ``GgufError`` end the start instead)."""
+
+INTERNAL: Final = b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": "internal"}}'
+"""The body of every 500: what went wrong is in the log, under the request's id."""
 
 RETRY_AFTER_S: Final = 5
 MAX_RETRY_AFTER_S: Final = 60
@@ -147,3 +150,8 @@ def error_headers(error: SwapdError) -> Headers:
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b'Bearer realm="swapd"'))
     return headers
+
+
+async def refuse(scope: Scope, send: Send, error: SwapdError, shape: Shape = Shape.OPENAI) -> None:
+    """Answer a whole request with an error."""
+    await respond(send, status_of(error), error_body(error, shape, scope[RID]), error_headers(error))

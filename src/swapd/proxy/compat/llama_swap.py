@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, unquote
 
 from swapd.core.spec import ModelId, RouteSpec
 from swapd.errors import RequestError, SwapdError
-from swapd.proxy.admin import without_colours
-from swapd.proxy.asgi import RID, Headers, Receive, Scope, Send, respond, stream
+from swapd.proxy.admin import loaded_models, unload_models, without_colours
+from swapd.proxy.asgi import Headers, Receive, Scope, Send, respond, stream
 from swapd.proxy.directory import Directory
-from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
+from swapd.proxy.statuses import refuse
 from swapd.supervisor.pool import Supervisor
 
 _STATES: Final = {
@@ -48,12 +48,12 @@ class LlamaSwap:
 
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET ``/unload``: all, and answers when they are gone."""
-        if await self._unloaded(scope, send, self._loaded()):
+        if await self._unloaded(scope, send, loaded_models(self._supervisor)):
             await respond(send, 200, b"OK", _PLAIN)
 
     async def unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST ``/api/models/unload``: the same."""
-        if await self._unloaded(scope, send, self._loaded()):
+        if await self._unloaded(scope, send, loaded_models(self._supervisor)):
             await respond(send, 200, b'{"msg":"ok"}')
 
     async def unload_one(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,44 +75,33 @@ class LlamaSwap:
             everything = name in ("", "upstream", "proxy") and name not in self._directory.routes
             models = list(self._supervisor.models()) if everything else [self._directory.local(name).id]
         except RequestError as error:
-            await _refuse(scope, send, error)
+            await refuse(scope, send, error)
             return
         no_history = b"no-history" in parse_qs(scope["query_string"], keep_blank_values=True)
-        await stream(receive, send, self._followed(models, skip=no_history), _STREAMED)
-
-    async def _followed(self, models: Iterable[ModelId], *, skip: bool) -> AsyncGenerator[bytes, None]:
-        """The output of several models as it comes."""
         news: asyncio.Queue[bytes] = asyncio.Queue(64)
-
-        async def follow(model: ModelId) -> None:
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            past = len(self._supervisor.log(model)) if skip else 0
-            async for chunk in self._supervisor.follow(model):
-                past, fresh = max(past - len(chunk), 0), chunk[past:]
-                if fresh:
-                    await news.put(without_colours(decoder.decode(fresh)).encode())
-
         async with asyncio.TaskGroup() as group:
-            following = {group.create_task(follow(model)) for model in models}
+            following = {group.create_task(self._follow(model, news, skip=no_history)) for model in models}
             ended = group.create_task(_all_done(following, news))
-            try:
-                while chunk := await news.get():
-                    yield chunk
-            finally:
-                for task in (*following, ended):
-                    task.cancel()
+            await stream(receive, send, _until_empty(news), _STREAMED)
+            for task in (*following, ended):
+                task.cancel()
 
-    def _loaded(self) -> list[ModelId]:
-        stopped = ("stopped", "failed", "lost")
-        return [model for model in self._supervisor.models() if self._supervisor.state_of(model) not in stopped]
+    async def _follow(self, model: ModelId, news: asyncio.Queue[bytes], *, skip: bool) -> None:
+        """Put a model's output into the queue as it comes."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        past = len(self._supervisor.log(model)) if skip else 0
+        async for chunk in self._supervisor.follow(model):
+            past, fresh = max(past - len(chunk), 0), chunk[past:]
+            if fresh:
+                await news.put(without_colours(decoder.decode(fresh)).encode())
 
     async def _unloaded(self, scope: Scope, send: Send, names: list[str]) -> bool:
         """Whether they are gone; answers with the error if not."""
         try:
             models = [self._directory.local(name).id for name in names]
-            await asyncio.gather(*(self._supervisor.unload(model) for model in models))
+            await unload_models(self._supervisor, models)
         except SwapdError as error:
-            await _refuse(scope, send, error)
+            await refuse(scope, send, error)
             return False
         return True
 
@@ -123,8 +112,9 @@ async def _all_done(tasks: set[asyncio.Task[None]], news: asyncio.Queue[bytes]) 
         await news.put(b"")
 
 
-async def _refuse(scope: Scope, send: Send, error: SwapdError) -> None:
-    await respond(send, status_of(error), error_body(error, Shape.OPENAI, scope[RID]), error_headers(error))
+async def _until_empty(news: asyncio.Queue[bytes]) -> AsyncGenerator[bytes, None]:
+    while chunk := await news.get():
+        yield chunk
 
 
 def _name(scope: Scope, prefix: bytes) -> str:

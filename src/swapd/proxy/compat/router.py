@@ -10,7 +10,7 @@ from swapd.proxy.bodies import HungUp, Spool, read_body
 from swapd.proxy.directory import Directory
 from swapd.proxy.names import model_of
 from swapd.proxy.settings import ProxySettings
-from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
+from swapd.proxy.statuses import refuse
 from swapd.supervisor.pool import Supervisor
 
 _RUNS = ("starting", "ready", "draining")
@@ -40,8 +40,7 @@ class LlamaRouter:
             else:
                 await self._supervisor.unload(model, wait=False)
         except SwapdError as error:
-            body = error_body(error, Shape.OPENAI, scope[RID])
-            await respond(send, status_of(error), body, error_headers(error))
+            await refuse(scope, send, error)
         except HungUp:
             return
         else:
