@@ -248,6 +248,15 @@ async def test_operators_may_use_names_of_models() -> None:
 
 
 @on_uvloop
+async def test_names_without_end_are_not_remembered() -> None:
+    names = Names(("a",), patterns=(Pattern("gpt*", "a"),))
+    async with world(echo, {"a": RouteSpec("a")}, names=names) as w:
+        for name in ("gpt-4", "gpt" + "x" * 100_000):
+            assert (await w.chat(name)).status == 200
+        assert list(w.directory._meanings) == ["gpt-4"]
+
+
+@on_uvloop
 async def test_explain_tells_every_step_the_choice_and_the_edit() -> None:
     async with world(echo, ROUTES, names=NAMES) as w:
         told = (await w.ask("/api/explain/claude-x", method="GET")).json()

@@ -18,6 +18,7 @@ from swapd.core.naming import Names, Peer
 from swapd.core.spec import RouteSpec
 from swapd.proxy import peers as peers_module
 from swapd.proxy import upstream as upstream_module
+from swapd.proxy.peers import Peers
 from tests.component.fake_supervisor import Call, Reply, StubUpstream, World, on_uvloop, until, world
 
 TLS = Path(__file__).parents[1] / "data" / "tls"
@@ -316,6 +317,54 @@ def test_list_of_an_auto_peer_is_learned_again_after_it_was_away(monkeypatch: py
             assert [row["id"] for row in (await status(here))["models"]] == ["new"]  # still known
 
     scenario()
+
+
+@pytest.mark.parametrize("answer", [b"[" * 100_000, b'{"data": ' + b"[" * 100_000])
+def test_peer_whose_list_cannot_be_read_is_named_and_asked_on(answer: bytes) -> None:
+    @on_uvloop
+    async def scenario() -> None:
+        async def odd(call: Call) -> None:
+            call.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
+
+        async with beside(odd) as here:
+            assert "nested too deeply" in (await status(here))["error"]
+            assert (await chat(here, "a")).status == 200
+
+    scenario()
+
+
+@on_uvloop
+async def test_names_that_are_no_text_are_left_out_of_a_peers_list() -> None:
+    async with beside(_lists({"id": "x\ud800"}, {"id": "good", "status": {"value": "\udfff"}})) as here:
+        assert (await status(here))["models"] == [{"id": "good", "state": None}]
+
+
+@on_uvloop
+async def test_peer_that_is_dropped_while_it_is_asked_harms_nobody() -> None:
+    goes_on = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await goes_on.wait()
+        await call.json({"data": [{"id": "m", "status": {"value": "loaded"}}]})
+
+    async with stub(slow) as (_, port):
+        asking = Peers(peer(f"http://127.0.0.1:{port}").peers)
+        told: list[bool] = []
+        asking.on_change = lambda: told.append(True)
+        watching = asyncio.ensure_future(asking.watch())
+        get = asking._get
+
+        async def dropped(*args: Any) -> Any:
+            goes_on.set()
+            answer = await get(*args)
+            asking.adopt({})  # in the same turn of the loop as the answer
+            return answer
+
+        asking._get = dropped  # type: ignore[method-assign]
+        await until(lambda: not asking.known())
+        await asyncio.sleep(0.05)
+        assert not watching.done() and not told
+        watching.cancel()
 
 
 # ---- another configuration

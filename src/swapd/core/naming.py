@@ -20,6 +20,11 @@ SHOWN_CHARS: Final = 200
 """So much of a name that nobody knows is shown and compared."""
 
 
+def shown(name: str) -> str:
+    """A client's word as it is shown and kept: bounded, and text (JSON may carry half a surrogate pair)."""
+    return name[:SHOWN_CHARS].encode("utf-8", "replace").decode()
+
+
 class Step(Enum):
     """Where a name is looked for, in this order; the value is what users read."""
 

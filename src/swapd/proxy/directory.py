@@ -80,7 +80,7 @@ class Directory:
         found = meaning_of(name or self.names.default, self.names, self.profile, self._at_peers)
         if found is None:
             raise self._unknown(name)
-        if len(self._meanings) < REMEMBERED:
+        if len(self._meanings) < REMEMBERED and len(name) <= SHOWN_CHARS:
             self._meanings[name] = found
         return found
 
@@ -214,4 +214,5 @@ class Directory:
             "why": f"{peer.url} is asked for {model}" + (f"; it did not answer just now: {error}" if error else ""),
             "needed_mib": {},
             "available_mib": {},
+            "args": [],
         }

@@ -73,7 +73,10 @@ class Peers:
                 if any(peer.upstream.tls for peer in self._peers.values()):
                     await asyncio.to_thread(tls_context)
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._watch(peer)) for peer in self._peers.values()]
+                    tasks = [
+                        group.create_task(self._watch(peer, self._seen[id_], self._looked[id_]))
+                        for id_, peer in self._peers.items()
+                    ]
                     await self._adopted.wait()
                     for task in tasks:
                         task.cancel()
@@ -82,8 +85,7 @@ class Peers:
 
     def models(self, peer: PeerId) -> Iterable[str]:
         """Names of a peer's models, as configured or as it told."""
-        configured = self._peers[peer].models
-        return self._seen[peer].models.keys() if configured is None else configured
+        return _names(self._peers[peer], self._seen[peer])
 
     def known(self) -> dict[PeerId, frozenset[str]]:
         """Of all peers, in file order."""
@@ -122,25 +124,25 @@ class Peers:
             if now - seen.asked_at > FRESH_S:
                 self._looked[id_].set()
 
-    async def _watch(self, peer: Peer) -> None:
-        looked = self._looked[peer.id]
+    async def _watch(self, peer: Peer, seen: Seen, looked: asyncio.Event) -> None:
         while True:
             looked.clear()
-            await self._ask(peer)
-            pause_s = RETRY_S if self._seen[peer.id].error else REFRESH_S
+            await self._ask(peer, seen)
+            pause_s = RETRY_S if seen.error else REFRESH_S
             try:
                 async with asyncio.timeout(pause_s if peer.models is None else None):
                     await looked.wait()
             except TimeoutError:
                 pass
 
-    async def _ask(self, peer: Peer) -> None:
-        seen, before = self._seen[peer.id], set(self.models(peer.id))
+    async def _ask(self, peer: Peer, seen: Seen) -> None:
+        """``seen`` is the peer's own, also when ``adopt`` has let go of both meanwhile."""
+        before = set(_names(peer, seen))
         seen.asked_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(BOUND_S):
                 seen.models = _entries(await self._get(peer, "/v1/models"))
-                seen.states = _states(seen.models) or await self._running(peer)
+                seen.states = _states(seen.models) or await self._running(peer, _names(peer, seen))
             if seen.error:
                 log.info("the peer answers again", peer=peer.id)
             seen.error, seen.answered = "", True
@@ -149,18 +151,18 @@ class Peers:
             if words != seen.error:
                 log.warning("the peer cannot be asked for its models", peer=peer.id, url=peer.url, error=words)
             seen.error, seen.states = words, {}
-        if set(self.models(peer.id)) != before:
-            log.info("the peer's models", peer=peer.id, models=list(self.models(peer.id)))
+        if set(_names(peer, seen)) != before and self._seen.get(peer.id) is seen:
+            log.info("the peer's models", peer=peer.id, models=list(_names(peer, seen)))
             self.on_change()
 
-    async def _running(self, peer: Peer) -> dict[str, str]:
+    async def _running(self, peer: Peer, models: Iterable[str]) -> dict[str, str]:
         """llama-swap tells states at another place; who has no such place tells none."""
         try:
             rows = (await self._get(peer, "/running"))["running"]
             running = {row["model"]: _RUNNING.get(row["state"], "unloaded") for row in rows}
         except (ValueError, LookupError, TypeError):
             return {}
-        return {model: running.get(model, "unloaded") for model in self.models(peer.id)}
+        return {model: running.get(model, "unloaded") for model in models}
 
     async def _get(self, peer: Peer, path: str) -> Any:
         """A JSON answer.
@@ -180,7 +182,10 @@ class Peers:
             raise
         if status != 200:
             raise ValueError(f"GET {peer.base}{path} answers {status}")
-        return json.loads(body)
+        try:
+            return json.loads(body)
+        except RecursionError:
+            raise ValueError(f"the answer to GET {peer.base}{path} is nested too deeply") from None
 
 
 class _Whole:
@@ -215,13 +220,28 @@ class _Whole:
             self.ended.set_exception(error)
 
 
+def _names(peer: Peer, seen: Seen) -> Iterable[str]:
+    return seen.models.keys() if peer.models is None else peer.models
+
+
 def _entries(answer: Any) -> dict[str, Mapping[str, Any]]:
     """A peer's own models: those that it has from peers of its own are left out, or lists would feed each other."""
     rows = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(rows, list):
         raise ValueError("its /v1/models is no list of models")
-    named = [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
+    named = [row for row in rows if isinstance(row, dict) and _is_text(row.get("id"))]
     return {row["id"]: row for row in named if not _is_borrowed(row)}
+
+
+def _is_text(value: object) -> bool:
+    """Half a surrogate pair, which JSON may carry, is none: it could not be sent on."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_borrowed(row: Mapping[str, Any]) -> bool:
@@ -234,4 +254,4 @@ def _states(models: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """As swapd and llama.cpp's router tell them in the list itself."""
     told = {name: row.get("status") for name, row in models.items()}
     values = {name: status.get("value") for name, status in told.items() if isinstance(status, dict)}
-    return {name: value for name, value in values.items() if isinstance(value, str)}
+    return {name: value for name, value in values.items() if isinstance(value, str) and _is_text(value)}
