@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import structlog
 
@@ -21,10 +22,11 @@ KEPT: Final = 10_000
 BATCH: Final = 100
 DELAY_S: Final = 1.0
 """A row waits so long for others, or until there are ``BATCH``."""
-VERSION: Final = 1
 
 _COLUMNS: Final = ", ".join(EndedRequest._fields)
 _ROW: Final = f"({', '.join('?' * len(EndedRequest._fields))})"
+VERSION: Final = crc32(_COLUMNS.encode()) & 0x7FFF_FFFF
+"""Of the layout: a file that has other columns begins anew."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +91,7 @@ class ActivityStore:
                     statement = f"INSERT INTO requests ({_COLUMNS}) VALUES {', '.join([_ROW] * len(rows))}"
                     db.execute(statement, list(chain.from_iterable(rows)))
                 db.execute("DELETE FROM requests WHERE id <= (SELECT max(id) FROM requests) - ?", (self._kept,))
-        except (sqlite3.Error, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs rows only
             self._failed(error, len(batch))
         else:
             self._failing = False

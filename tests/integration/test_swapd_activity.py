@@ -31,13 +31,13 @@ def test_requests_are_told_with_waits_tokens_and_rates(tmp_path: Path) -> None:
         wait_for(lambda: len(rows(swapd)) == 5)
         nope, embedded, other, streamed, first = rows(swapd)
         assert (first["model"], first["status"], first["outcome"], first["stream"]) == ("a", 200, "ok", False)
-        assert 0.5 < first["load_s"] < 3 and first["queue_s"] < 1
+        assert first["load_s"] > 0.5
         assert first["total_s"] >= first["load_s"] + first["queue_s"]
         assert (first["prompt_tokens"], first["cached_tokens"], first["completion_tokens"]) == (11, 4, 5)
         assert (first["prefill_s"], first["decode_s"], first["decode_tps"]) == (0.005, 0.025, 200.0)
         assert (streamed["stream"], streamed["completion_tokens"], streamed["load_s"]) == (True, 6, 0)
         assert 0 < streamed["first_byte_s"] <= streamed["total_s"]
-        assert other["queue_s"] > 0 and 0.2 < other["load_s"] < 3, "a had to go first"
+        assert other["queue_s"] > 0 and other["load_s"] > 0.2, "a had to go first"
         assert (embedded["prompt_tokens"], embedded["completion_tokens"]) == (3, None)
         assert (nope["model"], nope["asked"], nope["error"]) == ("", "nope", "model_not_found")
         assert [row["model"] for row in rows(swapd, "?model=a&limit=1")] == ["a"]

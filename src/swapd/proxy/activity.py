@@ -11,9 +11,11 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
+import structlog
 from prometheus_client.core import Metric
 
 from swapd.core.activity import EndedRequest, Outcome
+from swapd.core.naming import shown
 from swapd.core.spec import ModelId
 from swapd.errors import Cancelled, SwapdError
 from swapd.proxy.answer import Answer
@@ -30,7 +32,10 @@ ANSWERS_KEPT: Final = 20
 DONE_KEPT: Final = 32
 DONE_S: Final = 0.25
 """So many that ended are digested at once, or what there is after so long."""
-_STATES: Final = {Phase.ASKED: "prefill", Phase.ANSWERING: "answering"}
+_STATES: Final = {Phase.WAITING: "queued", Phase.ASKED: "prefill"}
+"""What a request does that is not there: it answers, or its client still takes the answer."""
+
+log = structlog.get_logger(__name__)
 
 
 class NoLog:
@@ -91,7 +96,11 @@ class Activities:
         done, self._done = self._done, []
         now, wall = time.monotonic(), time.time()
         for one in done:
-            row = row_of(*one, wall - now)
+            try:
+                row = row_of(*one, wall - now)
+            except Exception:
+                log.exception("the request is not remembered", rid=one.trace.rid)
+                continue
             self._metrics.count(row.model, row.status)
             if not one.trace.look_up:
                 self._note(row)
@@ -116,7 +125,7 @@ class Activities:
         self._metrics.count("", status)
         client = client_of(scope[HEADERS].get(b"user-agent", b""), _host(scope.get("client")))
         row = EndedRequest(
-            scope[RID], round(time.time(), 3), "", answer.asked[:200], client, scope["path"][:200],
+            scope[RID], round(time.time(), 3), "", shown(answer.asked), client, shown(scope["path"]),
             stream=False, status=status, outcome="error", error=error.code, total_s=0.0,
         )  # fmt: skip
         self._digest()  # those that ended before
@@ -150,17 +159,17 @@ class Activities:
         """The requests under way, oldest first; JSON-ready."""
         wall, now = time.time(), time.monotonic()
         ours = self._supervisor.models()
-        shown = []
+        rows = []
         for exchange in self._running.values():
-            trace, state = exchange.trace, _STATES.get(exchange.phase, "queued")
+            trace, state = exchange.trace, _STATES.get(exchange.phase, "answering")
             if model and trace.model != model:
                 continue
             if state == "queued" and trace.model in ours and self._supervisor.state_of(trace.model) == "starting":
                 state = "loading"
             age_s = now - trace.began
             facts = {"rid": trace.rid, "at": round(wall - age_s, 3), "model": trace.model}
-            shown.append(facts | _who(trace)._asdict() | {"state": state, "age_s": round(age_s, 3)})
-        return shown
+            rows.append(facts | _who(trace)._asdict() | {"state": state, "age_s": round(age_s, 3)})
+        return rows
 
     def speeds(self) -> dict[ModelId, dict[str, Any]]:
         """By model: answers since swapd's start, and of the last few the rates that the engine told; JSON-ready."""
@@ -209,7 +218,7 @@ class _Who(NamedTuple):
 
 def _who(trace: Trace) -> _Who:
     path = trace.target.partition(b"?")[0][:200].decode("latin-1")
-    return _Who(trace.asked[:200] or trace.model, client_of(trace.agent, _host(trace.peer)), path, trace.stream)
+    return _Who(shown(trace.asked) or trace.model, client_of(trace.agent, _host(trace.peer)), path, trace.stream)
 
 
 def _host(peer: tuple[str, int] | None) -> str:

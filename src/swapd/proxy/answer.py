@@ -128,6 +128,13 @@ class Answer:
         self.stage, self.direct = Stage.DISCARDED, None
         self._queue.clear()
 
+    def cut(self) -> None:
+        """The client does not read, and nobody waits for it any longer."""
+        if self._stuck is not None:
+            self._stuck[0].close()
+            self._stuck = None
+        self.discard()
+
     async def fail(self, error: SwapdError) -> None:
         """End with an error: its status if nothing went out, else the protocol's event.
 

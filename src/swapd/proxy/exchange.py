@@ -119,6 +119,8 @@ class Exchange:
                 await self._attempt(fresh=True)
         except SwapdError as error:
             self.trace.error = error
+            if isinstance(error, Cancelled) and self.answer.stuck:
+                self.answer.cut()
             await self.answer.fail(error)
         finally:
             if told is not None:
@@ -130,12 +132,15 @@ class Exchange:
             self._relay.observer.ended(self)
 
     def cancel(self, error: Cancelled) -> None:
-        """End it now, with this error; nothing if it is at its end anyway."""
-        if self._phase in _RUNNING and self._connection is not None:
+        """End it now, with this error; also if nothing is left but a client that does not take the answer."""
+        if self._phase is not Phase.GONE:
             self.trace.error = error
+        if self._phase in _RUNNING and self._connection is not None:
             self._connection.retire(error)
         elif self._phase is Phase.WAITING:
             self.on_broken(error)
+        else:
+            self._poke()
 
     @property
     def phase(self) -> Phase:
@@ -167,7 +172,7 @@ class Exchange:
                 while self._phase in _RUNNING:
                     await self._sleep()
                 if self._phase is Phase.COMPLETE:
-                    await self.answer.drain()  # the lease outlives the stream
+                    await self._taken()  # the lease outlives the stream
                     return True
             return await self._failed(ticket, connection, last_try=fresh)
         finally:
@@ -308,7 +313,7 @@ class Exchange:
     async def _sleep(self) -> None:
         """Until something happened, or the slow client has taken what waits; what falls due meanwhile is done."""
         if self.answer.stuck and self._connection is not None:
-            await self.answer.drain()
+            await self._taken()
             self._connection.resume()
             return
         due = self._beat_at if self._beat_at < self._byte_by else self._byte_by
@@ -320,6 +325,21 @@ class Exchange:
         await self._wake
         if due < inf:
             self._fall_due(self._loop.time() + TIMER_SLACK_S)
+
+    async def _taken(self) -> None:
+        """Until the client has taken what waits; a request that was cancelled waits for nobody."""
+        if not self.answer.stuck:
+            return
+        taking = Driven(self.answer.drain(), self._poke)
+        try:
+            while not taking.done:
+                if isinstance(self.trace.error, Cancelled):
+                    raise self.trace.error
+                self._wake = self._loop.create_future()
+                await self._wake
+            taking.result()
+        finally:
+            taking.close()
 
     def _fall_due(self, now: float) -> None:
         if now >= self._byte_by and self._phase in _RUNNING:

@@ -12,7 +12,7 @@ from swapd.proxy.statuses import Shape, error_object, may_succeed_later, message
 
 
 class Dialect(Enum):
-    """Which protocol a stream speaks (``facts/CLIENTS.md``)."""
+    """Which protocol a stream speaks: each has its own keep-alives and error events."""
 
     CHAT = "chat"
     RESPONSES = "responses"

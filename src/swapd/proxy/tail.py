@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any, Final, NamedTuple
 
 TAIL_BYTES: Final = 8192
 FRONT_BYTES: Final = 1024
 FEWEST_PROMPT_TOKENS: Final = 64
 _OBJECT_BYTES: Final = 2048
+_MOST_PER_SECOND: Final = 1e9
 _READ: Final = re.compile(rb'"prompt_n"\s*:\s*([0-9]{1,9})')
 _RATE: Final = re.compile(rb'"prompt_per_second"\s*:\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
 _RAW_DECODE = json.JSONDecoder().raw_decode
@@ -45,7 +45,7 @@ def prefill_rate(tail: bytes) -> float:
     rate, read = _RATE.search(tail, start), _READ.search(tail, start)
     if rate is None or (read is not None and int(read[1]) < FEWEST_PROMPT_TOKENS):
         return 0.0
-    return float(rate[1])
+    return min(float(rate[1]), _MOST_PER_SECOND)
 
 
 def told_by(front: bytes, text: bytes) -> Told:
@@ -121,7 +121,7 @@ def _count(value: object) -> int | None:
 
 def _number(value: object) -> float | None:
     if type(value) is float or type(value) is int:
-        return float(value) if isfinite(value) and value >= 0 else None
+        return float(value) if 0 <= value < 1e15 else None  # an int may be beyond all floats
     return None
 
 

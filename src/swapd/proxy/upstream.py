@@ -19,6 +19,7 @@ import httptools
 from swapd.core.spec import ModelId
 from swapd.errors import SwapdError
 from swapd.proxy.asgi import Headers
+from swapd.proxy.tail import TAIL_BYTES
 from swapd.supervisor.ports import Upstream
 
 IDLE_S: Final = 3.0
@@ -39,7 +40,6 @@ FAR_END: Final = tuple(
 )
 """Options of a connection to another machine."""
 TAIL_PIECES: Final = 8
-TAIL_BYTES: Final = 8192
 """What is kept of an answer's end: so many pieces, so much of each."""
 
 Key: TypeAlias = tuple[ModelId, int]

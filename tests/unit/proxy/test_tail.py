@@ -85,6 +85,8 @@ EMBEDDINGS = b'{"model":"m","object":"list","usage":{"prompt_tokens":5,"total_to
                      id="odd values"),
         pytest.param(b"", [b'"timings":{"prompt_n":-3,"predicted_n":1e400,"prompt_ms":-1.0}'], NOTHING_TOLD,
                      id="impossible values"),
+        pytest.param(b"", [b'"timings":{"prompt_ms":' + b"1" * 400 + b',"predicted_ms":5}'], Told(decode_s=0.005),
+                     id="a number beyond all floats"),
         pytest.param(b"", [], NOTHING_TOLD, id="nothing"),
     ],
 )  # fmt: skip
@@ -102,6 +104,7 @@ def test_figures_of_an_answer(front: bytes, tail: list[bytes], told: Told) -> No
         (b'{"timings":{"prompt_per_second":1}} {"timings":{"prompt_per_second":2}}', 2.0),
         (b'{"timings":{"prompt_per_second":null}}', 0.0),
         (b'{"timings":{"prompt_per_second":NaN}}', 0.0),
+        (b'{"timings":{"prompt_per_second":1e999}}', 1e9),
         (b'{"prompt_per_second":5}', 0.0),
         (b"", 0.0),
     ],
