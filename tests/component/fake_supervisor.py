@@ -107,6 +107,8 @@ class FakeSupervisor:
                 "measured_mib": {},
                 "ram_mib": 0,
                 "context_saved": False,
+                "n_ctx": None,
+                "args": [],
                 **dict.fromkeys(("reason", "pid", "progress", "idle_s", "loaded_s", "group", "last_error")),
             }
             for model, state in self.states.items()
@@ -114,8 +116,16 @@ class FakeSupervisor:
         return {"devices": [gpu], "ram": ram, "models": models, "known": self.known}
 
     def explain(self, model: str) -> Mapping[str, Any]:
-        room = {"needed_mib": {"GPU-0": 9}, "available_mib": {"GPU-0": 99}}
-        return {"model": model, "state": self.states[model], "action": "start", "evicts": [], "why": "it fits", **room}
+        room = {"needed_mib": {"GPU-0": 9}, "available_mib": {"GPU-0": 99}, "args": []}
+        return {
+            "model": model,
+            "state": self.states[model],
+            "action": "start",
+            "evicts": [],
+            "why": "it fits",
+            "args": [],
+            **room,
+        }
 
     def state_of(self, model: str) -> str:
         return self.states[model]

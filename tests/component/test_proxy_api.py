@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from swapd.core.spec import RouteSpec
-from swapd.errors import InsufficientMemory, StartTimeout
+from swapd.errors import InstanceDied, InsufficientMemory, StartTimeout
 from tests.component.fake_supervisor import Call, on_uvloop, until, world
 
 
@@ -138,6 +138,36 @@ async def test_unload_of_one_and_of_all() -> None:
         assert w.supervisor.calls[0] == ("unload", "a", True, True)
         assert w.supervisor.calls[1] == ("unload", "a", False, False)
         assert (await w.ask("/api/unload?force=perhaps")).status == 400
+
+
+@on_uvloop
+async def test_one_that_cannot_be_unloaded_is_told_when_the_others_are_gone() -> None:
+    async with world(hello) as w:
+        unloaded = w.supervisor.unload
+
+        async def unload(model: str, *, force: bool = False, wait: bool = True) -> None:
+            if model == "a":
+                raise InstanceDied("the process of 'a' cannot be killed", cause="lost")
+            await asyncio.sleep(0.01)
+            await unloaded(model, force=force, wait=wait)
+
+        w.supervisor.unload = unload  # type: ignore[method-assign]
+        for method, path in (("POST", "/api/unload"), ("GET", "/unload")):
+            w.supervisor.states = dict.fromkeys(w.supervisor.states, "ready")
+            reply = await w.ask(path, method=method)
+            assert (reply.status, reply.json()["error"]["code"]) == (502, "instance_died")
+            assert sorted(w.supervisor.states.values()) == ["ready", "stopped", "stopped"]
+            w.supervisor.states["a"] = "lost"
+            assert (await w.ask(path, method=method)).status == 200
+
+
+@on_uvloop
+async def test_what_goes_wrong_inside_is_json_too() -> None:
+    async with world(hello) as w:
+        w.supervisor.log = None  # type: ignore[assignment]
+        reply = await w.ask("/api/models/a/logs", method="GET")
+        assert (reply.status, reply.json()["error"]["code"]) == (500, "internal")
+        assert reply.headers["content-type"] == "application/json"
 
 
 @on_uvloop

@@ -6,7 +6,6 @@ from typing import Final
 
 from swapd.errors import ConfigError, SwapdError
 
-DONE: Final = 0
 FAILED: Final = 1
 BAD_USAGE: Final = 2
 NOBODY_ANSWERS: Final = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from typing import Any
 from urllib.parse import quote
@@ -63,6 +64,8 @@ def _show(answer: dict[str, Any]) -> None:
     click.echo(f"why: {answer['why']}")
     for device, needed in answer["needed_mib"].items():
         click.echo(f"{device}: needs {needed:,} MiB, {answer['available_mib'].get(device, 0):,} MiB available")
+    if answer.get("args"):
+        click.echo(f"added to its command line: {shlex.join(answer['args'])}")
 
 
 def _show_name(answer: dict[str, Any]) -> None:

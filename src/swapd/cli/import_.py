@@ -20,24 +20,16 @@ def command(file: str) -> None:
     What has no counterpart, or does not mean quite the same, is listed: as comments at the top, and on stderr.
     """
     from swapd.config.importing.llama_swap import import_llama_swap
+    from swapd.config.load import read_text
     from swapd.llama.written import read_server
 
-    result = import_llama_swap(_read(Path(file)), file, read_server=read_server, environ=os.environ)
+    result = import_llama_swap(read_text(Path(file)), file, read_server=read_server, environ=os.environ)
     click.echo(result.text, nl=False)
     for note in result.notes:
         click.echo(f"{file}: {note}", err=True)
     for name in sorted(result.env_read - os.environ.keys()):
         click.echo(f"warning: the environment variable {name} is not set here; the TOML needs it", err=True)
     _check(result.text, {**dict.fromkeys(result.env_read, "set"), **os.environ})
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}", file=str(path)) from None
 
 
 def _check(text: str, environ: dict[str, str]) -> None:

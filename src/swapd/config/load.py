@@ -109,7 +109,7 @@ def load(
     Raises:
         ConfigError: with every mistake that the file has by itself.
     """
-    return load_text(_read(path), path, flags=flags, environ=environ, lenient=lenient)
+    return load_text(read_text(path) if path else "", path, flags=flags, environ=environ, lenient=lenient)
 
 
 def load_text(
@@ -140,9 +140,12 @@ def load_text(
     return Loaded(file, path, frozenset(expander.env_read), problems)
 
 
-def _read(path: Path | None) -> str:
-    if path is None:
-        return ""
+def read_text(path: Path) -> str:
+    """A file that a user wrote.
+
+    Raises:
+        ConfigError: it cannot be read, or is no UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

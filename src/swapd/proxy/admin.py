@@ -7,7 +7,7 @@ import codecs
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
@@ -33,7 +33,7 @@ from swapd.proxy.asgi import RID
 from swapd.proxy.directory import Directory
 from swapd.proxy.profiles import add_profiles
 from swapd.proxy.settings import ProxySettings
-from swapd.proxy.statuses import Shape, error_body, error_headers, status_of
+from swapd.proxy.statuses import INTERNAL, Shape, error_body, error_headers, status_of
 from swapd.supervisor.pool import Supervisor
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
@@ -57,6 +57,7 @@ def build_api(
     api.add_exception_handler(SwapdError, _swapd_error)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(Exception, _internal)
     _add_views(api, supervisor, directory, settings, speeds, started)
     _add_orders(api, supervisor, directory)
     add_profiles(api, directory)
@@ -93,7 +94,7 @@ def _add_views(
     async def get_events() -> StreamingResponse:
         """Server-sent events: the status first, then each change of a model's state or load progress."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        events = _events(status(), supervisor.changes())
+        events = _events(status, supervisor.changes())
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     @api.get(
@@ -166,11 +167,37 @@ def _add_orders(api: FastAPI, supervisor: Supervisor, directory: Directory) -> N
     )
     async def unload_all(*, force: bool = False, wait: bool = True) -> JSONResponse:
         """Unload every model."""
-        loaded = [model for model in supervisor.models() if supervisor.state_of(model) not in ("stopped", "failed")]
-        async with asyncio.TaskGroup() as group:
-            for model in loaded:
-                group.create_task(supervisor.unload(model, force=force, wait=wait))
+        loaded = loaded_models(supervisor)
+        await unload_models(supervisor, loaded, force=force, wait=wait)
         return JSONResponse({"unloaded": loaded}, 200 if wait else 202)
+
+
+def loaded_models(supervisor: Supervisor) -> list[ModelId]:
+    """What an unload of all means: not those whose process cannot be ended."""
+    return [m for m in supervisor.models() if supervisor.state_of(m) not in ("stopped", "failed", "lost")]
+
+
+async def unload_models(
+    supervisor: Supervisor, models: Iterable[ModelId], *, force: bool = False, wait: bool = True
+) -> None:
+    """Unload several at once.
+
+    Raises:
+        SwapdError: the first that came, when all the others are done.
+    """
+    errors: list[SwapdError] = []
+
+    async def unload(model: ModelId) -> None:
+        try:
+            await supervisor.unload(model, force=force, wait=wait)
+        except SwapdError as error:
+            errors.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for model in models:
+            group.create_task(unload(model))
+    if errors:
+        raise errors[0]
 
 
 def without_colours(text: str) -> str:
@@ -178,10 +205,11 @@ def without_colours(text: str) -> str:
     return _ANSI.sub("", text)
 
 
-async def _events(status: Mapping[str, Any], changes: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
-    yield f"event: status\ndata: {json.dumps(status)}\n\n".encode()
+async def _events(status: Callable[[], Any], changes: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
     coming = asyncio.ensure_future(anext(changes))
     try:
+        await asyncio.sleep(0)  # it listens from here on: no change is missed between the two
+        yield f"event: status\ndata: {json.dumps(status())}\n\n".encode()
         while True:
             done, _ = await asyncio.wait({coming}, timeout=_QUIET_S)
             if not done:
@@ -205,6 +233,10 @@ async def _swapd_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SwapdError)
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return Response(error_body(error, Shape.OPENAI, request.scope[RID]), status_of(error), headers)
+
+
+async def _internal(request: Request, error: Exception) -> Response:
+    return Response(INTERNAL, 500, media_type="application/json")
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

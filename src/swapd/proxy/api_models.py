@@ -44,7 +44,7 @@ class Ram(Answered):
 
 
 class ModelStatus(Answered):
-    """One model; ``reserved_mib`` is the peak that admission counts."""
+    """One model; ``reserved_mib`` is the peak that admission counts, ``args`` what sizing added to its flags."""
 
     id: str
     state: State
@@ -63,6 +63,8 @@ class ModelStatus(Answered):
     loads: int
     load_s: float | None
     context_saved: bool
+    n_ctx: int | None
+    args: list[str]
 
 
 class PeerModel(Answered):
@@ -135,6 +137,7 @@ class Explanation(Answered):
     why: str
     needed_mib: dict[str, int]
     available_mib: dict[str, int]
+    args: list[str]
 
 
 class ModelState(Answered):

@@ -16,7 +16,7 @@ from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.lifecycle import InstanceState
 from swapd.core.scheduler import Scheduler
 from swapd.core.spec import RAM, Catalog, ModelId
-from swapd.errors import InstanceDied, SwapdError
+from swapd.errors import InstanceDied, SwapdError, UnknownModel
 from swapd.supervisor import status
 from swapd.supervisor.children import Children, died
 from swapd.supervisor.ports import Clock, DeviceMonitor, FootprintStore, Launcher, ModelInfo
@@ -224,7 +224,9 @@ class Supervisor:
         return sample.gpus_known, [(g.id, g.total_bytes) for g in sample.gpus], sample.ram.free_bytes is None
 
     def _size(self, model: ModelId) -> None:
-        """Tell the scheduler what a model takes on the devices there are."""
+        """Tell the scheduler what a model takes on the devices there are; nothing of one that a reload removed."""
+        if model not in self.catalog.models:
+            return
         self._sized.add(model)
         footprint = self._info.footprint(model, self.scheduler.state.ledger.without_ours(self._sample))
         self.dispatch(ev.FootprintLearned(self._clock.now(), model, footprint, self._info.estimated_load_s(model)))
@@ -254,6 +256,8 @@ class Supervisor:
         return ticket
 
     def _ticket(self, rid: str, model: ModelId, close: Callable[[Ticket, bool, float], None]) -> Ticket:
+        if model not in self.catalog.models:
+            raise UnknownModel(f"{model!r} is no longer configured")
         ticket = self._tickets[rid] = Ticket(rid, model, close)
         if model not in self._sized:
             self._size(model)
@@ -312,8 +316,9 @@ class Supervisor:
         return status.explanation(self.scheduler, model, self._clock.now())
 
     def state_of(self, model: ModelId) -> str:
-        """The word that ``status`` shows for one model."""
-        return status.word(self.scheduler.state.records[model])
+        """The word that ``status`` shows for one model; one that a reload removed is stopped."""
+        record = self.scheduler.state.records.get(model)
+        return "stopped" if record is None else status.word(record)
 
     def has_place(self, model: ModelId) -> bool:
         """Whether a request would be forwarded at once: the model is ready, with a place by ``concurrency``."""

@@ -119,6 +119,7 @@ def _model(
         "load_s": round(record.load_s, 3) if record.loads else None,
         "context_saved": False,
         "n_ctx": instances.n_ctx(model) or None,
+        "args": list(holding.reserved.args) if holding else [],
     }
 
 
