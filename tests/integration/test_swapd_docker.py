@@ -39,7 +39,6 @@ def test_health_check_tells_ready_not_ready_and_dead(tmp_path: Path) -> None:
 
         assert check() == 0
         swapd.machine.write_text("broken")
-        assert check() in (0, 1)
         swapd.ask("POST", "/api/models/a/load", headers={"Authorization": "Bearer secret"})
         assert check() == 1, "the devices are unknown"
         swapd.signal()

@@ -67,7 +67,8 @@ def test_the_context_is_the_largest_that_fits_and_status_tells_it(tmp_path: Path
         assert explained(one, "m")["args"] == ["-c", "24576"]
         assert one.chat("m").status == 200
         assert value(one, "m", "-c") == "24576" and argv(one, "m").count("-c") == 1
-        assert one.model("m")["n_ctx"] == 24576
+        assert one.model("m")["n_ctx"] == 24576 and one.model("m")["args"] == ["-c", "24576"]
+        assert "added to its command line: -c 24576" in one.cli("explain", "m").stdout
 
 
 def test_a_ladder_takes_the_largest_step_that_leaves_the_headroom(tmp_path: Path) -> None:

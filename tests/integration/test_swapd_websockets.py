@@ -7,6 +7,7 @@ import http.client
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -72,15 +73,16 @@ def test_websocket_loads_its_model_and_holds_it_until_the_client_leaves(swapd: S
     assert swapd.fakes("websocket", model) and swapd.wait_fake("disconnect", model)
 
 
-def test_unload_lets_a_websocket_drain_and_then_closes_it(swapd: Swapd) -> None:
-    sock, _ = opened(swapd, "/upstream/a/ws")
-    unload = swapd.unload("a", "?wait=0")
-    assert unload.status == 202
-    sock.sendall(MESSAGE)  # still served
-    assert received(sock, len(MESSAGE)) == MESSAGE
-    assert received(sock, 4) == CLOSE_1001 and sock.recv(1) == b""
-    sock.close()
-    swapd.wait_state("a", "stopped")
+def test_unload_lets_a_websocket_drain_and_then_closes_it(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {}}, server={"drain": "3s"}) as swapd:
+        sock, _ = opened(swapd, "/upstream/a/ws")
+        unload = swapd.unload("a", "?wait=0")
+        assert unload.status == 202
+        sock.sendall(MESSAGE)  # still served
+        assert received(sock, len(MESSAGE)) == MESSAGE
+        assert received(sock, 4) == CLOSE_1001 and sock.recv(1) == b""
+        sock.close()
+        swapd.wait_state("a", "stopped")
 
 
 def test_child_that_dies_ends_the_websocket(swapd: Swapd) -> None:
