@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from swapd.core import events as ev
@@ -42,8 +41,9 @@ class MemoryKeeper:
         """Handle a reading; what it says of foreign memory counts only if nothing was under way since it was taken."""
         do = self._do
         do.sample_asked_at = None
-        do.ledger.observe(event.at, event.sample, event.held, settled=False, busy=())
-        self._release_what_is_free(event)
+        if do.moving:
+            do.ledger.observe(event.at, event.sample, event.held, settled=False, busy=())
+            self._release_what_is_free(event)
         settled = event.at >= do.unsettled_at and all(r.state in SETTLED_STATES for r in do.live.values())
         worked, do.worked = do.worked, {m for m, r in do.live.items() if r.leases}
         do.ledger.observe(event.at, event.sample, event.held, settled=settled, busy=worked)
@@ -144,9 +144,12 @@ class MemoryKeeper:
             if all(d in world.room and size <= world.room[d] for d, size in need.items()):
                 self._do.start(target, plan.reason)
 
-    def deadlines(self) -> Iterable[float]:
-        """When the next reading is due."""
-        if self._do.sample_asked_at is None:
-            yield max(self._next_sample_at, self._do.now)
-            if any(r.state is S.RELEASING for r in self._do.live.values()):
-                yield self._do.ledger.sampled_at + RELEASE_POLL_S
+    def next_due(self) -> float:
+        """When the next reading is due; never while one is on its way."""
+        do = self._do
+        if do.sample_asked_at is not None:
+            return float("inf")
+        due = max(self._next_sample_at, do.now)
+        if do.moving and any(r.state is S.RELEASING for r in do.live.values()):
+            due = min(due, do.ledger.sampled_at + RELEASE_POLL_S)
+        return due

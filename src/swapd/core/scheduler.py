@@ -36,6 +36,9 @@ from swapd.errors import (
 from swapd.units import MIB, format_duration
 
 ROUNDING_S: Final = 1e-6
+CALM_EVENTS: Final = (ev.RequestArrived, ev.LeaseReturned, ev.DeviceSampled, ev.DeadlinePassed)
+"""Those that leave nothing to conclude while nobody waits and nothing is under way or due."""
+READING_EVENTS: Final = (ev.DeviceSampled, ev.DeadlinePassed)
 EXPECTED_ON_GPU: Final = 32 * MIB
 """A load that takes less VRAM than this did not go to the GPU."""
 
@@ -47,6 +50,7 @@ class Scheduler:
         self._do = Moves(catalog)
         self._memory = MemoryKeeper(self._do)
         self._wake_at: float | None = None
+        self._due_at = float("-inf")  # when there is something to conclude, readings apart
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.RequestArrived: self._request_arrived,
             ev.RequestWithdrawn: self._request_withdrawn,
@@ -71,8 +75,11 @@ class Scheduler:
         self._do.out = []
         self._do.stepped = []
         self._handlers[type(event)](event)
-        if not (isinstance(event, ev.RequestArrived | ev.LeaseReturned) and self._is_calm()):
+        if not isinstance(event, CALM_EVENTS) or not self._is_calm():
             self._reconcile()
+        elif isinstance(event, READING_EVENTS):
+            self._memory.sample_if_due()
+            self._wake()
         return self._do.out
 
     def _deadline_passed(self, _event: ev.DeadlinePassed) -> None:
@@ -125,10 +132,8 @@ class Scheduler:
             self._do.survey.changed()
             record.idle_since = self._do.now
             record.last_answer_at = None if record.queue else self._do.now
-            if self._wake_at is not None and (
-                record.id in self._do.stale or self._idle_deadline(record) < self._wake_at
-            ):
-                self._wake_at = None
+            if self._idle_deadline(record) < self._due_at:
+                self._due_at = self._do.now
 
     # ---- processes
 
@@ -272,12 +277,14 @@ class Scheduler:
         self._do.finish_drains()
         self._place_heads()
         self._memory.sample_if_due()
+        self._due_at = min(self._deadlines(), default=float("inf"))
         self._wake()
 
     def _is_calm(self) -> bool:
-        """Nobody waits, nothing is under way and nothing is due: a served request leaves nothing to conclude."""
-        do, due = self._do, self._wake_at
-        return due is not None and do.now < due and not (do.moving or do.stepped or do.plans or do.line.waiters)
+        """Nobody waits, nothing is under way and nothing is due."""
+        do = self._do
+        busy = do.moving or do.stepped or do.plans or do.line.waiters or do.stale or do.to_restart
+        return not busy and do.now < self._due_at
 
     def _time_out(self) -> None:
         now, limit = self._do.now, self._do.now - self._do.policy.queue_timeout_s + ROUNDING_S
@@ -329,7 +336,8 @@ class Scheduler:
                 self._do.refuse_all(record, error)
 
     def _wake(self) -> None:
-        at = min(self._deadlines(), default=None)
+        due = min(self._due_at, self._memory.next_due())
+        at = due if due < float("inf") else None
         if at != self._wake_at:
             self._wake_at = at
             self._do.out.append(WakeAt(at))
@@ -341,7 +349,6 @@ class Scheduler:
             yield oldest.arrived_at + self._do.policy.queue_timeout_s
             if (came := line.next_after(self._overdue_before())) is not None:
                 yield came + self._do.policy.max_wait_s
-        yield from self._memory.deadlines()
         for record in self._do.live.values():
             yield from self._deadlines_of(record, somebody_waits=oldest is not None)
 

@@ -11,69 +11,129 @@ from swapd.core.ledger import DeviceSample
 from swapd.core.spec import RAM
 
 UNLIMITED: Final = 1 << 60
+MOST_BYTES: Final = 16 << 10
+"""More than any of these files has."""
 
 
-def sample_ram(root: Path = Path("/")) -> DeviceSample:
-    """``MemAvailable`` of ``MemTotal``, or of the cgroup's limit where that leaves less. Bytes."""
-    try:
-        info = _meminfo(root / "proc/meminfo")
-    except (OSError, ValueError, KeyError):
-        return DeviceSample(RAM, 0, None)
-    total, available = info["MemTotal"], info["MemAvailable"]
-    for limit, used in _cgroup_limits(root):
-        if limit < total:
-            total, available = limit, min(available, max(0, limit - used))
-    return DeviceSample(RAM, total, available, name="host")
+class KernelFile:
+    """A file that the kernel writes anew at each reading; kept open, because opening it costs more than reading it."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._fd = path, -1
+
+    def read(self) -> bytes:
+        """Its text now.
+
+        Raises:
+            OSError: there is no such file, or what it tells of is gone.
+        """
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(self._fd, MOST_BYTES, 0)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
-def _meminfo(path: Path) -> dict[str, int]:
-    lines = (line.split(":", 1) for line in path.read_text().splitlines())
-    return {key: int(value.split()[0]) * 1024 for key, value in lines if value.split()}
+class Limit:
+    """The memory limit of one cgroup, and what counts against it."""
+
+    def __init__(self, group: Path, limit_file: str, used_file: str, reclaimable: str) -> None:
+        self._limit, self._used = KernelFile(group / limit_file), KernelFile(group / used_file)
+        self._stat, self._reclaimable = KernelFile(group / "memory.stat"), f"\n{reclaimable} ".encode()
+
+    def read(self) -> tuple[int, int] | None:
+        """(limit, used without reclaimable file pages), in bytes; ``None`` without a limit."""
+        try:
+            text = self._limit.read()
+            if text.startswith(b"max") or int(text) > UNLIMITED:
+                return None
+            stat = b"\n" + self._stat.read()
+            reclaimable = _number(stat, self._reclaimable) if self._reclaimable in stat else 0
+            return int(text), int(self._used.read()) - reclaimable
+        except (OSError, ValueError):
+            return None
 
 
-def _cgroup_limits(root: Path) -> Iterable[tuple[int, int]]:
-    """(limit, used without reclaimable file pages) of every cgroup v2 level above this process, and of v1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+class Host:
+    """The host's memory, and what processes hold of it, read again and again: touches as little as it can."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._meminfo, self._cgroups = KernelFile(root / "proc/meminfo"), KernelFile(root / "proc/self/cgroup")
+        self._cgroups_seen = b""
+        self._limits: list[Limit] = []
+        self._processes: dict[int, KernelFile] = {}
+
+    def ram(self) -> DeviceSample:
+        """``MemAvailable`` of ``MemTotal``, or of the cgroup's limit where that leaves less. Bytes."""
+        try:
+            text = self._meminfo.read()
+            total, available = _number(text, b"MemTotal:") * 1024, _number(text, b"MemAvailable:") * 1024
+        except (OSError, ValueError):
+            return DeviceSample(RAM, 0, None)
+        for limit in self._limits_now():
+            found = limit.read()
+            if found is not None and found[0] < total:
+                total, available = found[0], min(available, max(0, found[0] - found[1]))
+        return DeviceSample(RAM, total, available, name="host")
+
+    def _limits_now(self) -> list[Limit]:
+        """Those of every cgroup above this process: looked for anew only if it was moved."""
+        try:
+            text = self._cgroups.read()
+            if text != self._cgroups_seen:
+                self._limits = list(_limits(self._root, text.decode()))
+                self._cgroups_seen = text
+        except (OSError, ValueError):
+            return []
+        return self._limits
+
+    def held(self, pids: Collection[int]) -> dict[int, int]:
+        """Anonymous and pinned bytes by process (mapped GGUF pages are the page cache's); none that is gone."""
+        for pid in self._processes.keys() - pids:
+            del self._processes[pid]
+        found = {}
+        for pid in pids:
+            if pid not in self._processes:
+                self._processes[pid] = KernelFile(self._root / f"proc/{pid}/status")
+            try:
+                text = self._processes[pid].read()
+                found[pid] = (_number(text, b"\nRssAnon:") + _number(text, b"\nRssShmem:")) * 1024
+            except (OSError, ValueError):
+                del self._processes[pid]
+        return found
+
+
+def _number(text: bytes, key: bytes) -> int:
+    """The number after ``key``, in whatever unit the file has; raises ``ValueError`` if there is none."""
+    start = text.index(key) + len(key)
+    return int(text[start : text.index(b"\n", start)].removesuffix(b"kB"))
+
+
+def _limits(root: Path, cgroups: str) -> Iterable[Limit]:
+    """Those of every cgroup v2 level above this process, and of v1."""
+    for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             group = root / "sys/fs/cgroup" / path.lstrip("/")
             for level in (group, *group.parents):
                 if level == root / "sys/fs":
                     break
-                yield from _limit(level, "memory.max", "memory.current", "inactive_file")
+                if (level / "memory.max").exists():
+                    yield Limit(level, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             group = root / "sys/fs/cgroup/memory" / path.lstrip("/")
             group = group if group.exists() else root / "sys/fs/cgroup/memory"
-            yield from _limit(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield Limit(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def _limit(group: Path, limit_file: str, used_file: str, reclaimable: str) -> Iterable[tuple[int, int]]:
-    try:
-        text = (group / limit_file).read_text().strip()
-        if text == "max" or int(text) > UNLIMITED:
-            return
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        yield int(text), int((group / used_file).read_text()) - int(stat.get(reclaimable, 0))
-    except (OSError, ValueError):
-        return
-
-
-def held_ram(pid: int) -> int | None:
-    """Anonymous and pinned bytes of a process (mapped GGUF pages are the page cache's); ``None`` if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    found = {}
-    for line in status.splitlines():
-        key, _, value = line.partition(":")
-        if key in ("RssAnon", "RssShmem"):
-            found[key] = int(value.split()[0]) * 1024
-    return sum(found.values()) if found else None
+def sample_ram(root: Path = Path("/")) -> DeviceSample:
+    """One reading of the host's memory alone."""
+    return Host(root).ram()
 
 
 def physical_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -> int:

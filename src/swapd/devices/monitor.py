@@ -1,19 +1,24 @@
-"""One reading of the whole machine, whatever it has: the source is chosen once, the reading is done in a thread."""
+"""One reading of the whole machine, whatever it has: the source is chosen once, a driver is asked in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio.to_thread
 
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM, DeviceId, ModelId
 from swapd.devices import amdgpu
-from swapd.devices.host import held_ram, sample_ram
+from swapd.devices.host import Host
 from swapd.devices.nvml import GpusUnknown, NoGpus, Nvml
 from swapd.devices.simulated import SimulatedMachine
+
+Held: TypeAlias = dict[ModelId, dict[DeviceId, int]]
+Gpus: TypeAlias = tuple[tuple[DeviceSample, ...], dict[int, dict[DeviceId, int]]]
+"""The devices, and what processes hold of them by pid."""
 
 
 class Monitor:
@@ -21,40 +26,66 @@ class Monitor:
 
     def __init__(self, source: str) -> None:
         """``source`` as in ``[devices]``: ``auto``, ``none`` or ``file:PATH``."""
+        self._host, self._nvml = Host(), Nvml()
         is_file = source.startswith("file:")
-        self._simulated = SimulatedMachine(Path(source.removeprefix("file:"))) if is_file else None
-        self._nvml = Nvml() if source == "auto" else None
-        self._turn = asyncio.Lock()
-        self._reading = False
+        self._simulated = SimulatedMachine(Path(source.removeprefix("file:")), self._host) if is_file else None
+        self._without_driver = source != "auto"
         self._without_amd = False
+        self._turn = asyncio.Lock()
+        self._asking = False
 
-    async def sample(
-        self, pids: Mapping[ModelId, int]
-    ) -> tuple[MachineSample, Mapping[ModelId, Mapping[DeviceId, int]]]:
-        """The machine now; one reading at a time. A driver that hangs costs one thread, not one a call."""
+    def glance(self, pids: Mapping[ModelId, int]) -> tuple[MachineSample, Held] | None:
+        """The machine now, where no driver has to be asked, which might hang; ``None`` where one has to be."""
         if self._simulated is not None:
-            return self._read_simulated(pids)
-        if self._nvml is None or (self._nvml.is_absent and self._without_amd):
-            return MachineSample((), sample_ram()), _ram_of(pids)
-        async with self._turn:
-            return await self._read_in_thread(self._nvml, pids)
+            sample = self._simulated.sample()
+            return sample, {} if self._simulated.simulates_ram else self._held_ram(pids)
+        if self._without_driver or (self._nvml.is_absent and self._without_amd):
+            return MachineSample((), self._host.ram()), self._held_ram(pids)
+        return None
 
-    async def _read_in_thread(
-        self, nvml: Nvml, pids: Mapping[ModelId, int]
-    ) -> tuple[MachineSample, Mapping[ModelId, Mapping[DeviceId, int]]]:
-        if self._reading:
-            problem = "the driver has not answered the last reading yet"
-            return MachineSample(ram=sample_ram(), gpus_known=False, problem=problem), {}
-        self._reading = True
-        return await anyio.to_thread.run_sync(self._read, nvml, dict(pids), abandon_on_cancel=True)
+    async def sample(self, pids: Mapping[ModelId, int]) -> tuple[MachineSample, Held]:
+        """The machine now; one reading at a time. A driver that hangs costs one thread, not one a call."""
+        return self.glance(pids) or await self._sample_in_turn(pids)
+
+    async def _sample_in_turn(self, pids: Mapping[ModelId, int]) -> tuple[MachineSample, Held]:
+        async with self._turn:
+            if self._asking:
+                return self._unknown("the driver has not answered the last reading yet"), {}
+            self._asking = True
+            held, asked = self._held_ram(pids), frozenset(pids.values())
+            try:
+                gpus, by_pid = await anyio.to_thread.run_sync(self._ask, asked, abandon_on_cancel=True)
+            except GpusUnknown as error:
+                return self._unknown(str(error)), held
+            for model, pid in pids.items():
+                held.setdefault(model, {}).update(by_pid.get(pid, {}))
+            return MachineSample(gpus, self._host.ram()), held
 
     def sample_now(self) -> MachineSample:
         """One reading without a loop (``check``, ``plan``)."""
-        if self._simulated is not None:
-            return self._simulated.sample()
-        if self._nvml is None:
-            return MachineSample((), sample_ram())
-        return self._read(self._nvml, {})[0]
+        seen = self.glance({})
+        if seen is not None:
+            return seen[0]
+        try:
+            return MachineSample(self._ask(frozenset())[0], self._host.ram())
+        except GpusUnknown as error:
+            return self._unknown(str(error))
+
+    def _unknown(self, problem: str) -> MachineSample:
+        return MachineSample(ram=self._host.ram(), gpus_known=False, problem=problem)
+
+    def _held_ram(self, pids: Mapping[ModelId, int]) -> Held:
+        sizes = self._host.held(pids.values())
+        return {model: {RAM: sizes[pid]} for model, pid in pids.items() if pid in sizes}
+
+    def _ask(self, pids: frozenset[int]) -> Gpus:
+        """Ask the driver. Blocks, however long it takes; raises ``GpusUnknown``."""
+        try:
+            return self._nvml.read(pids)
+        except NoGpus:
+            return self._amd(), {}
+        finally:
+            self._asking = False
 
     def _amd(self) -> tuple[DeviceSample, ...]:
         """AMD cards; a machine that has none at the first look is not searched again."""
@@ -66,32 +97,3 @@ class Monitor:
             gpus = ()
         self._without_amd = not gpus
         return gpus
-
-    def _read_simulated(
-        self, pids: Mapping[ModelId, int]
-    ) -> tuple[MachineSample, Mapping[ModelId, dict[DeviceId, int]]]:
-        assert self._simulated is not None
-        sample = self._simulated.sample()
-        return sample, {} if self._simulated.simulates_ram else _ram_of(pids)
-
-    def _read(
-        self, nvml: Nvml, pids: Mapping[ModelId, int]
-    ) -> tuple[MachineSample, dict[ModelId, dict[DeviceId, int]]]:
-        try:
-            held = _ram_of(pids)
-            try:
-                gpus, by_pid = nvml.read(frozenset(pids.values()))
-            except NoGpus:
-                gpus, by_pid = self._amd(), {}
-            except GpusUnknown as error:
-                return MachineSample(ram=sample_ram(), gpus_known=False, problem=str(error)), held
-            for model, pid in pids.items():
-                held.setdefault(model, {}).update(by_pid.get(pid, {}))
-            return MachineSample(gpus, sample_ram()), held
-        finally:
-            self._reading = False
-
-
-def _ram_of(pids: Mapping[ModelId, int]) -> dict[ModelId, dict[DeviceId, int]]:
-    sizes = ((model, held_ram(pid)) for model, pid in pids.items())
-    return {model: {RAM: size} for model, size in sizes if size is not None}

@@ -8,15 +8,15 @@ from typing import Any
 
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM
-from swapd.devices.host import sample_ram
+from swapd.devices.host import Host
 from swapd.units import MIB
 
 
 class SimulatedMachine:
     """Reads the file; a missing or broken one makes the devices unknown, as a failure of NVML does."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, host: Host) -> None:
+        self._path, self._host = path, host
         self._first_ram: int | None = None
         self.simulates_ram = False
 
@@ -28,10 +28,10 @@ class SimulatedMachine:
             return MachineSample(gpus, self._ram(tree))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{self._path}: {type(error).__name__}: {error}"
-            return MachineSample(ram=sample_ram(), gpus_known=False, problem=problem)
+            return MachineSample(ram=self._host.ram(), gpus_known=False, problem=problem)
 
     def _ram(self, tree: dict[str, Any]) -> DeviceSample:
-        host = sample_ram()
+        host = self._host.ram()
         self.simulates_ram = "ram_available_mib" in tree
         if not self.simulates_ram:
             return host

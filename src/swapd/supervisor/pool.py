@@ -12,18 +12,17 @@ import structlog
 
 from swapd.core import commands as cmd
 from swapd.core import events as ev
-from swapd.core.ledger import DeviceSample, MachineSample
+from swapd.core.ledger import MachineSample
 from swapd.core.lifecycle import InstanceState
 from swapd.core.scheduler import Scheduler
-from swapd.core.spec import RAM, Catalog, ModelId
+from swapd.core.spec import Catalog, ModelId
 from swapd.errors import InstanceDied, SwapdError, UnknownModel
 from swapd.supervisor import status
 from swapd.supervisor.children import Children, died
 from swapd.supervisor.ports import Clock, DeviceMonitor, FootprintStore, Launcher, ModelInfo
+from swapd.supervisor.readings import Readings
 from swapd.supervisor.tickets import Ticket
 
-SAMPLE_BOUND_S: Final = 5.0
-"""A reading that takes longer counts as failed: the devices are unknown."""
 EVENTS_KEPT: Final = 256
 """State changes a slow listener of ``changes`` may lag behind; older ones are dropped."""
 
@@ -53,17 +52,17 @@ class Supervisor:
     ) -> None:
         self.catalog = catalog
         self.scheduler = Scheduler(catalog)
-        self._launcher, self._monitor, self._store, self._info, self._clock = launcher, monitor, store, info, clock
+        self._launcher, self._store, self._info, self._clock = launcher, store, info, clock
         self._events: deque[ev.Event] = deque()
         self._dispatching = False
         self._tickets: dict[str, Ticket] = {}
-        self._children = Children(launcher, self.dispatch, clock, self._sample_now)
+        self._children = Children(launcher, self.dispatch, clock, self._read_devices)
+        self._readings = Readings(monitor, clock, self._children.pids)
         self._retire_listeners: list[RetireListener] = []
         self._listeners: set[asyncio.Queue[Mapping[str, Any]]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
-        self._sample = MachineSample(gpus_known=False, problem="the devices were not read yet")
         self._sized: set[ModelId] = set()
         self._all_gone = asyncio.Event()
 
@@ -80,7 +79,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             self._group = tasks
             try:
-                self.dispatch(await self._read_devices())
+                await self._read_devices()
                 self._preload(list(self.catalog.models))
                 yield self
             finally:
@@ -152,7 +151,8 @@ class Supervisor:
                     ticket.refuse(error)
             case cmd.SampleDevices(reason):
                 log.debug("sample devices", reason=reason)
-                self._spawn(self._take_sample())
+                if self._group is not None:
+                    asyncio.get_running_loop().call_soon(self._glance)
             case _:
                 self._carry_out_slow(command)
 
@@ -188,47 +188,35 @@ class Supervisor:
 
     # ---- devices and sizes
 
-    async def _take_sample(self) -> None:
-        self.dispatch(await self._read_devices())
+    def _glance(self) -> None:
+        """Read the devices: here and now where that takes no time, in a task where a driver has to be asked."""
+        reading = self._readings.glance()
+        if reading is None:
+            self._spawn(self._read_devices())
+        elif self._group is not None:
+            self._take_reading(reading)
 
-    async def _sample_now(self) -> None:
-        """A reading outside the scheduler's own rhythm: ``expect_gpu`` judges a load by it."""
-        self.dispatch(await self._read_devices())
-
-    async def _read_devices(self) -> ev.DeviceSampled:
-        at = self._clock.now()
-        try:
-            async with asyncio.timeout(SAMPLE_BOUND_S):
-                sample, held = await self._monitor.sample(self._children.pids())
-        except TimeoutError:
-            ram = DeviceSample(RAM, self._sample.ram.total_bytes, None)
-            problem = f"no answer within {SAMPLE_BOUND_S:.0f} s"
-            sample, held = MachineSample(ram=ram, gpus_known=False, problem=problem), {}
-        self._remember(sample)
-        return ev.DeviceSampled(at, sample, held)
-
-    def _remember(self, sample: MachineSample) -> None:
-        """Other devices than before: every model is sized anew when it is next asked for."""
-        if self._identity(sample) != self._identity(self._sample):
-            log.info("devices", gpus=[g.id for g in sample.gpus], known=sample.gpus_known, problem=sample.problem)
-            self._sized.clear()
-        self._sample = sample
+    async def _read_devices(self) -> None:
+        self._take_reading(await self._readings.read())
 
     def take_in(self, sample: MachineSample) -> None:
         """Use a reading that somebody else took (``explain`` without a running swapd)."""
-        self._remember(sample)
-        self.dispatch(ev.DeviceSampled(self._clock.now(), sample))
+        self._take_reading(ev.DeviceSampled(self._clock.now(), sample))
 
-    @staticmethod
-    def _identity(sample: MachineSample) -> tuple[bool, list[tuple[str, int]], bool]:
-        return sample.gpus_known, [(g.id, g.total_bytes) for g in sample.gpus], sample.ram.free_bytes is None
+    def _take_reading(self, reading: ev.DeviceSampled) -> None:
+        """Of other devices than before: every model is sized anew when it is next asked for."""
+        sample = reading.sample
+        if self._readings.keep(sample):
+            log.info("devices", gpus=[g.id for g in sample.gpus], known=sample.gpus_known, problem=sample.problem)
+            self._sized.clear()
+        self.dispatch(reading)
 
     def _size(self, model: ModelId) -> None:
         """Tell the scheduler what a model takes on the devices there are; nothing of one that a reload removed."""
         if model not in self.catalog.models:
             return
         self._sized.add(model)
-        footprint = self._info.footprint(model, self.scheduler.state.ledger.without_ours(self._sample))
+        footprint = self._info.footprint(model, self.scheduler.state.ledger.without_ours(self._readings.last))
         self.dispatch(ev.FootprintLearned(self._clock.now(), model, footprint, self._info.estimated_load_s(model)))
 
     # ---- requests and operators
@@ -307,7 +295,7 @@ class Supervisor:
     def status(self) -> dict[str, Any]:
         """``devices``, ``ram`` and ``models`` of ``GET /api/status``, JSON-ready, and whether devices are ``known``."""
         errors = {m: self._info.prediction_errors(m) for m in self.scheduler.state.records}
-        return status.report(self.scheduler, self._sample, self._children, errors, self._clock.now())
+        return status.report(self.scheduler, self._readings.last, self._children, errors, self._clock.now())
 
     def explain(self, model: ModelId) -> Mapping[str, Any]:
         """What a request for the model would do now, and why; JSON-ready."""
@@ -346,7 +334,7 @@ class Supervisor:
     @property
     def sample(self) -> MachineSample:
         """The last reading."""
-        return self._sample
+        return self._readings.last
 
     def is_anything_loaded(self) -> bool:
         """Whether any process lives or is about to."""
@@ -359,7 +347,7 @@ class Supervisor:
 
     def devices_known(self) -> bool:
         """False while the GPUs cannot be read."""
-        return self._sample.gpus_known
+        return self._readings.last.gpus_known
 
     def n_ctx(self, model: ModelId) -> int:
         """The context in tokens that the loaded instance told; 0 if not loaded or not told."""

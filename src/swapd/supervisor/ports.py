@@ -91,6 +91,9 @@ class Launcher(Protocol):
 class DeviceMonitor(Protocol):
     """Reads the devices; never raises: what cannot be read is unknown in the sample."""
 
+    def glance(self, pids: Mapping[ModelId, int]) -> tuple[MachineSample, HeldBytes] | None:
+        """As ``sample``, at once; ``None`` where that might block."""
+
     async def sample(self, pids: Mapping[ModelId, int]) -> tuple[MachineSample, HeldBytes]:
         """The machine's memory now, and what each of these processes holds where that can be told."""
 

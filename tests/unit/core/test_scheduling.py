@@ -592,6 +592,20 @@ def test_idle_counts_from_the_last_byte() -> None:
     assert play.state("a") == "stopping"
 
 
+def test_readings_of_an_idle_machine_cost_no_conclusions_until_one_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play({"a": spec("a", idle_timeout_s=60), "b": spec("b")})
+    play.load("a", "b")
+    before = len(play.orders)
+    concluded: list[float] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(play.scheduler, "_reconcile", lambda: concluded.append(play.now))
+        play.wait(59)
+    assert not concluded
+    assert sum(isinstance(order, cmd.SampleDevices) for order in play.orders[before:]) == 29, "a reading every 2 s"
+    play.wait(1.1)
+    assert play.states() == {"a": "stopping", "b": "ready"}
+
+
 def test_a_request_during_an_idle_unload_is_served_by_the_next_start() -> None:
     play = Play({"a": spec("a", idle_timeout_s=1)})
     play.load("a")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swapd.devices import amdgpu
-from swapd.devices.host import held_ram, sample_ram
+from swapd.devices.host import Host, sample_ram
 from swapd.devices.monitor import Monitor
 from swapd.units import GIB, MIB
 
@@ -43,10 +43,67 @@ def test_a_limit_of_max_is_none(tmp_path: Path) -> None:
     assert sample_ram(a_host(tmp_path, limit="max")).free_bytes == 20_000_000 * 1024
 
 
+def test_each_reading_is_a_new_one(tmp_path: Path) -> None:
+    host = Host(a_host(tmp_path, limit=str(8 * GIB), used=6 * GIB))
+    assert host.ram().free_bytes == 2 * GIB
+    (tmp_path / "sys/fs/cgroup/box/memory.current").write_text(str(7 * GIB))
+    assert host.ram().free_bytes == 1 * GIB
+    (tmp_path / "sys/fs/cgroup/box/memory.max").write_text("max")
+    (tmp_path / "proc/meminfo").write_text(MEMINFO.replace("20000000", "10000000"))
+    assert (host.ram().total_bytes, host.ram().free_bytes) == (32_000_000 * 1024, 10_000_000 * 1024)
+
+
+def test_a_process_that_is_moved_has_its_new_cgroups_limit(tmp_path: Path) -> None:
+    host = Host(a_host(tmp_path))
+    assert host.ram().total_bytes == 32_000_000 * 1024
+    tight = tmp_path / "sys/fs/cgroup/tight"
+    tight.mkdir()
+    for name, text in (("memory.max", str(GIB)), ("memory.current", "0"), ("memory.stat", "inactive_file 0\n")):
+        (tight / name).write_text(text)
+    (tmp_path / "proc/self/cgroup").write_text("0::/tight\n")
+    assert host.ram().total_bytes == GIB
+
+
+def test_the_first_cgroup_version_has_its_own_names(tmp_path: Path) -> None:
+    host = Host(a_host(tmp_path))
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/box\n0::/\n")
+    group = tmp_path / "sys/fs/cgroup/memory/box"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(f"{4 * GIB}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{3 * GIB}\n")
+    (group / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GIB}\n")
+    assert (host.ram().total_bytes, host.ram().free_bytes) == (4 * GIB, 2 * GIB)
+
+
+@pytest.mark.parametrize("text", ["", "MemTotal: 1 kB\n", "MemTotal: x kB\nMemAvailable: y kB\n"])
+def test_memory_that_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> None:
+    (a_host(tmp_path) / "proc/meminfo").write_text(text)
+    assert sample_ram(tmp_path).free_bytes is None
+
+
 def test_what_a_process_holds_leaves_out_mapped_pages() -> None:
-    held = held_ram(os.getpid())
-    assert held is not None and 1 * MIB < held < 4 * GIB
-    assert held_ram(2**22 + 1) is None
+    found = Host().held([os.getpid(), 2**22 + 1])
+    assert list(found) == [os.getpid()] and 1 * MIB < found[os.getpid()] < 4 * GIB
+
+
+def test_what_a_process_holds_is_anonymous_and_pinned_and_nothing_once_it_has_gone(tmp_path: Path) -> None:
+    host, status = Host(a_host(tmp_path)), tmp_path / "proc/7/status"
+    status.parent.mkdir()
+    status.write_text("Name:\tengine\nVmRSS:\t 999 kB\nRssAnon:\t  100 kB\nRssFile:\t 800 kB\nRssShmem:\t   20 kB\n")
+    assert host.held([7]) == {7: 120 * 1024}
+    status.write_text("Name:\tengine\nState:\tZ (zombie)\n")
+    assert host.held([7]) == {}
+
+
+def test_files_are_opened_once_and_closed_when_a_process_is_no_longer_asked_about() -> None:
+    host, pid = Host(), os.getpid()
+    host.ram(), host.held([pid])
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        host.ram(), host.held([pid])
+    assert len(os.listdir("/proc/self/fd")) == before
+    host.held([])
+    assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
 def test_amd_cards_are_read_from_the_drivers_files(tmp_path: Path) -> None:
