@@ -1,10 +1,9 @@
 #!/bin/sh
-# Builds one llama-server into PREFIX/NAME/{bin,lib}: build-engine.sh NAME REPOSITORY REF [CMAKE FLAG]...
+# Builds one llama-server into PREFIX/NAME/{bin,lib}: [ENGINE_FLAGS="CMAKE FLAG..."] build-engine.sh NAME REPOSITORY REF
 # No REPOSITORY: nothing is built. Libraries are found beside the program, with or without LD_LIBRARY_PATH.
 set -eu
 
 name=$1 repository=$2 ref=$3
-shift 3
 prefix=${PREFIX:-/opt/llama}/$name
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -29,7 +28,7 @@ cmake -S "$work/source" -B "$work/build" \
     -DLLAMA_BUILD_TESTS=OFF \
     -DLLAMA_BUILD_EXAMPLES=ON \
     -DLLAMA_BUILD_UI=OFF \
-    "$@"
+    ${ENGINE_FLAGS:-}  # words of their own
 cmake --build "$work/build" --target llama-server --parallel "${JOBS:-$(nproc)}"
 
 mkdir -p "$prefix/bin" "$prefix/lib"

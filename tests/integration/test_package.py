@@ -126,15 +126,14 @@ def test_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) 
 
 def test_images_copy_what_the_wheel_needs(source: Path, tmp_path: Path) -> None:
     """The container's own build, from nothing but what its Dockerfile copies."""
-    for name in ("Dockerfile", "Dockerfile.slim"):
-        folder = tmp_path / name
-        folder.mkdir()
-        lines = (source / "docker" / name).read_text().splitlines()
-        for line in lines[: next(i for i, text in enumerate(lines) if "pip install" in text)]:
-            if line.startswith("COPY ") and "--from" not in line:
-                *found, target = line.split()[1:]
-                for one in found:
-                    there = folder / target / (one if target == "./" else "")
-                    copy = shutil.copytree if (source / one).is_dir() else shutil.copy
-                    copy(source / one, there)
-        build("wheel", folder, folder / "out")
+    folder = tmp_path / "image"
+    folder.mkdir()
+    lines = (source / "docker" / "Dockerfile").read_text().splitlines()
+    for line in lines[: next(i for i, text in enumerate(lines) if "pip install" in text)]:
+        if line.startswith("COPY ") and "--from" not in line:
+            *found, target = line.split()[1:]
+            for one in found:
+                there = folder / target / (one if target == "./" else "")
+                copy = shutil.copytree if (source / one).is_dir() else shutil.copy
+                copy(source / one, there)
+    build("wheel", folder, folder / "out")
