@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from swapd.core.ledger import DeviceSample
@@ -28,6 +29,7 @@ class Nvml:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._none: NoGpus | None = None
+        self._cards: list[tuple[Any, DeviceSample]] = []
 
     @property
     def is_absent(self) -> bool:
@@ -45,13 +47,13 @@ class Nvml:
             raise self._none
         nvml = self._initialised()
         try:
-            count = nvml.nvmlDeviceGetCount()
-            if count == 0:
+            if not self._cards:
+                self._cards = [self._card(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
+            if not self._cards:
                 raise NoGpus("no device")
-            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
-            gpus = tuple(self._gpu(nvml, handle, i) for i, handle in enumerate(handles))
+            gpus = tuple(self._now(nvml, handle, card) for handle, card in self._cards)
             held: dict[int, dict[DeviceId, int]] = {}
-            for gpu, handle in zip(gpus, handles, strict=True):
+            for handle, gpu in self._cards if pids else ():
                 for pid, size in self._processes(nvml, handle):
                     if pid in pids:
                         held.setdefault(pid, {})[gpu.id] = size + PROCESS_SHARE_BYTES
@@ -81,23 +83,29 @@ class Nvml:
         return none
 
     def _forget(self) -> None:
-        nvml, self._nvml = self._nvml, None
+        nvml, self._nvml, self._cards = self._nvml, None, []
         try:
             nvml.nvmlShutdown()
         except nvml.NVMLError:
             return
 
     @staticmethod
-    def _gpu(nvml: Any, handle: Any, index: int) -> DeviceSample:
+    def _card(nvml: Any, index: int) -> tuple[Any, DeviceSample]:
+        """What does not change as long as the library stays initialised."""
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
         bus = nvml.nvmlDeviceGetPciInfo(handle).busId
         uuid, name, bus = (v.decode() if isinstance(v, bytes) else v for v in (uuid, name, bus))
+        return handle, DeviceSample(uuid, 0, None, index, name, bus)
+
+    @staticmethod
+    def _now(nvml: Any, handle: Any, card: DeviceSample) -> DeviceSample:
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         except nvml.NVMLError_NotSupported:
             host = sample_ram()
-            return DeviceSample(uuid, host.total_bytes, host.free_bytes, index, name, bus, unified=True)
-        return DeviceSample(uuid, int(memory.total), int(memory.free), index, name, bus)
+            return replace(card, total_bytes=host.total_bytes, free_bytes=host.free_bytes, unified=True)
+        return replace(card, total_bytes=int(memory.total), free_bytes=int(memory.free))
 
     @staticmethod
     def _processes(nvml: Any, handle: Any) -> Iterator[tuple[int, int]]:
