@@ -106,6 +106,25 @@ class MemoryLedger:
         self.foreign = first_seen | self.foreign  # what was known before a device could not be read still holds
         self._mirror_page_cache()
 
+    def agrees(self, sample: MachineSample, held: Mapping[ModelId, Mapping[DeviceId, int]], within: int) -> bool:
+        """Whether a reading differs from the last one by no more than ``within``, host RAM by what it likes.
+
+        False also if anything is below its headroom or cannot be read.
+        """
+        if not (sample.gpus_known and self.gpus_known) or len(sample.gpus) != len(self._gpus):
+            return False
+        for device in sample.devices():
+            free, before = device.free_bytes, self.free.get(device.id)
+            if free is None or before is None or device.total_bytes != self.total[device.id]:
+                return False
+            if free < self.headroom[device.id] or (device.id != RAM and abs(free - before) > within):
+                return False
+        for model, sizes in held.items():
+            current = self.holdings[model].current if model in self.holdings else {}
+            if any(abs(size - current.get(device, 0)) > within for device, size in sizes.items()):
+                return False
+        return True
+
     def _mirror_page_cache(self) -> None:
         """RAM under its other name: what is foreign there is foreign here."""
         if self._policy.page_cache == "refuse" and RAM in self.free:

@@ -48,8 +48,7 @@ class MemoryKeeper:
         worked, do.worked = do.worked, {m for m, r in do.live.items() if r.leases}
         do.ledger.observe(event.at, event.sample, event.held, settled=settled, busy=worked)
         do.survey.reread()
-        factor = 1 if do.live else IDLE_SAMPLE_FACTOR
-        self._next_sample_at = do.now + self._do.policy.sample_interval_s * factor
+        self._next_sample_at = do.now + self.interval_s()
         if settled:
             for record in do.live.values():
                 if record.state is S.READY:
@@ -57,6 +56,16 @@ class MemoryKeeper:
         self._start_planned()
         if settled:
             self._keep_headroom()
+
+    def interval_s(self) -> float:
+        """Between two readings."""
+        return self._do.policy.sample_interval_s * (1 if self._do.live else IDLE_SAMPLE_FACTOR)
+
+    def leads_to_nothing(self, event: ev.DeviceSampled) -> bool:
+        """Nobody asked for this reading, nobody worked since the last one, and it says what that said."""
+        do = self._do
+        asked = do.sample_asked_at is not None or do.ledger.foreign_at < do.unsettled_at
+        return not (asked or do.worked or self._low_readings) and do.ledger.agrees(event.sample, event.held, NEWS_BYTES)
 
     def _release_what_is_free(self, event: ev.DeviceSampled) -> None:
         """RELEASING ends when there is room for the next load; if there is none, as soon as nothing else is under way.

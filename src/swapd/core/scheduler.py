@@ -36,9 +36,8 @@ from swapd.errors import (
 from swapd.units import MIB, format_duration
 
 ROUNDING_S: Final = 1e-6
-CALM_EVENTS: Final = (ev.RequestArrived, ev.LeaseReturned, ev.DeviceSampled, ev.DeadlinePassed)
+CALM_EVENTS: Final = (ev.RequestArrived, ev.LeaseReturned, ev.DeviceSampled)
 """Those that leave nothing to conclude while nobody waits and nothing is under way or due."""
-READING_EVENTS: Final = (ev.DeviceSampled, ev.DeadlinePassed)
 EXPECTED_ON_GPU: Final = 32 * MIB
 """A load that takes less VRAM than this did not go to the GPU."""
 
@@ -61,7 +60,7 @@ class Scheduler:
             ev.InstanceLost: self._instance_lost,
             ev.LoadProgressed: self._load_progressed,
             ev.FootprintLearned: self._footprint_learned,
-            ev.DeviceSampled: self._memory.take_in,
+            ev.DeviceSampled: self._device_sampled,
             ev.DeadlinePassed: self._deadline_passed,
             ev.LoadRequested: self._load_requested,
             ev.UnloadRequested: self._unload_requested,
@@ -75,16 +74,20 @@ class Scheduler:
         self._do.out = []
         self._do.stepped = []
         self._handlers[type(event)](event)
-        if not isinstance(event, CALM_EVENTS) or not self._is_calm():
+        if not isinstance(event, CALM_EVENTS) or self._do.stepped or not self.is_calm(self._do.now):
             self._reconcile()
-        elif isinstance(event, READING_EVENTS):
-            self._memory.sample_if_due()
+        elif isinstance(event, ev.DeviceSampled):
             self._wake()
         return self._do.out
 
     def _deadline_passed(self, _event: ev.DeadlinePassed) -> None:
         """The timer has gone off, a hair early perhaps: whatever is due next has to be asked for again."""
         self._wake_at = None
+
+    def _device_sampled(self, event: ev.DeviceSampled) -> None:
+        """Readings come by the timer too, a hair early perhaps: it has to be set again."""
+        self._wake_at = None
+        self._memory.take_in(event)
 
     # ---- requests
 
@@ -280,11 +283,19 @@ class Scheduler:
         self._due_at = min(self._deadlines(), default=float("inf"))
         self._wake()
 
-    def _is_calm(self) -> bool:
-        """Nobody waits, nothing is under way and nothing is due."""
+    def is_calm(self, now: float) -> bool:
+        """Nobody waits, nothing is under way and nothing is due but a reading."""
         do = self._do
-        busy = do.moving or do.stepped or do.plans or do.line.waiters or do.stale or do.to_restart
-        return not busy and do.now < self._due_at
+        return now < self._due_at and not (do.moving or do.plans or do.line.waiters or do.stale or do.to_restart)
+
+    def next_reading_after(self, event: ev.DeviceSampled) -> float | None:
+        """When to read again if this reading leads to nothing: then it need not be handled before the next event.
+
+        ``None``: it has to be handled. Later readings replace one that waits.
+        """
+        if not self.is_calm(event.at) or not self._memory.leads_to_nothing(event):
+            return None
+        return min(self._due_at, event.at + self._memory.interval_s())
 
     def _time_out(self) -> None:
         now, limit = self._do.now, self._do.now - self._do.policy.queue_timeout_s + ROUNDING_S

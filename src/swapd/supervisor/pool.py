@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
 import structlog
@@ -58,6 +58,7 @@ class Supervisor:
         self._tickets: dict[str, Ticket] = {}
         self._children = Children(launcher, self.dispatch, clock, self._read_devices)
         self._readings = Readings(monitor, clock, self._children.pids)
+        self._unread: ev.DeviceSampled | None = None
         self._retire_listeners: list[RetireListener] = []
         self._listeners: set[asyncio.Queue[Mapping[str, Any]]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -68,12 +69,9 @@ class Supervisor:
 
     # ---- life
 
-    def running(self) -> AbstractAsyncContextManager[Supervisor]:
-        """Start (sweep, first reading, preload) and, at the end, stop every child, whatever happens."""
-        return self._running()
-
     @asynccontextmanager
-    async def _running(self) -> AsyncIterator[Supervisor]:
+    async def running(self) -> AsyncIterator[Supervisor]:
+        """Start (sweep, first reading, preload) and, at the end, stop every child, whatever happens."""
         for line in await self._launcher.sweep():
             log.warning("orphan ended", child=line)
         async with asyncio.TaskGroup() as tasks:
@@ -123,6 +121,7 @@ class Supervisor:
 
     def dispatch(self, event: ev.Event) -> None:
         """Give the scheduler a fact and carry out its orders; events that come of them wait their turn."""
+        self._catch_up()
         self._events.append(event)
         if self._dispatching:
             return
@@ -152,7 +151,7 @@ class Supervisor:
             case cmd.SampleDevices(reason):
                 log.debug("sample devices", reason=reason)
                 if self._group is not None:
-                    asyncio.get_running_loop().call_soon(self._glance)
+                    asyncio.get_running_loop().call_soon(self._look)
             case _:
                 self._carry_out_slow(command)
 
@@ -184,11 +183,14 @@ class Supervisor:
 
     def _woken(self) -> None:
         self._wake = None
-        self.dispatch(ev.DeadlinePassed(self._clock.now()))
+        if self.scheduler.is_calm(self._clock.now()):
+            self._look()
+        else:
+            self.dispatch(ev.DeadlinePassed(self._clock.now()))
 
     # ---- devices and sizes
 
-    def _glance(self) -> None:
+    def _look(self) -> None:
         """Read the devices: here and now where that takes no time, in a task where a driver has to be asked."""
         reading = self._readings.glance()
         if reading is None:
@@ -204,18 +206,31 @@ class Supervisor:
         self._take_reading(ev.DeviceSampled(self._clock.now(), sample))
 
     def _take_reading(self, reading: ev.DeviceSampled) -> None:
-        """Of other devices than before: every model is sized anew when it is next asked for."""
-        sample = reading.sample
-        if self._readings.keep(sample):
-            log.info("devices", gpus=[g.id for g in sample.gpus], known=sample.gpus_known, problem=sample.problem)
+        """One that leads to nothing waits for the next event, or for the next reading in its place.
+
+        Other devices than before: every model is sized anew when it is next asked for.
+        """
+        if self._readings.keep(reading.sample):
             self._sized.clear()
-        self.dispatch(reading)
+        again = self.scheduler.next_reading_after(reading)
+        self._unread = reading if again is not None else None
+        if again is None:
+            self.dispatch(reading)
+        else:
+            self._wake_at(again)
+
+    def _catch_up(self) -> None:
+        """Have the reading that waits handled: somebody looks."""
+        if self._unread is not None:
+            reading, self._unread = self._unread, None
+            self.dispatch(reading)
 
     def _size(self, model: ModelId) -> None:
         """Tell the scheduler what a model takes on the devices there are; nothing of one that a reload removed."""
         if model not in self.catalog.models:
             return
         self._sized.add(model)
+        self._catch_up()
         footprint = self._info.footprint(model, self.scheduler.state.ledger.without_ours(self._readings.last))
         self.dispatch(ev.FootprintLearned(self._clock.now(), model, footprint, self._info.estimated_load_s(model)))
 
@@ -294,11 +309,13 @@ class Supervisor:
 
     def status(self) -> dict[str, Any]:
         """``devices``, ``ram`` and ``models`` of ``GET /api/status``, JSON-ready, and whether devices are ``known``."""
+        self._catch_up()
         errors = {m: self._info.prediction_errors(m) for m in self.scheduler.state.records}
         return status.report(self.scheduler, self._readings.last, self._children, errors, self._clock.now())
 
     def explain(self, model: ModelId) -> Mapping[str, Any]:
         """What a request for the model would do now, and why; JSON-ready."""
+        self._catch_up()
         if model not in self._sized:
             self._size(model)
         return status.explanation(self.scheduler, model, self._clock.now())
@@ -320,12 +337,7 @@ class Supervisor:
     def load_span(self, model: ModelId) -> tuple[float, float]:
         """When the model's last load began and ended, in monotonic seconds; (0, 0) if it never was loaded."""
         record = self.scheduler.state.records.get(model)
-        if record is None:
-            return 0.0, 0.0
-        if record.ready_at >= record.started_at:
-            return record.started_at, record.ready_at
-        loads = record.state is InstanceState.STARTING
-        return record.started_at, self._clock.now() if loads else record.state_since
+        return (0.0, 0.0) if record is None else status.load_span(record, self._clock.now())
 
     def models(self) -> Sequence[ModelId]:
         """All ids, in file order."""

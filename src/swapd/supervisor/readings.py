@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import structlog
+
 from swapd.core.events import DeviceSampled
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM, ModelId
@@ -13,6 +15,9 @@ from swapd.supervisor.ports import Clock, DeviceMonitor
 
 BOUND_S: Final = 5.0
 """A reading that takes longer counts as failed: the devices are unknown."""
+
+
+log = structlog.get_logger(__name__)
 
 
 class Readings:
@@ -42,7 +47,10 @@ class Readings:
     def keep(self, sample: MachineSample) -> bool:
         """Make a sample the last one; True if these are other devices than before."""
         before, self.last = self.last, sample
-        return _identity(sample) != _identity(before)
+        if _identity(sample) == _identity(before):
+            return False
+        log.info("devices", gpus=[g.id for g in sample.gpus], known=sample.gpus_known, problem=sample.problem)
+        return True
 
 
 def _identity(sample: MachineSample) -> tuple[bool, list[tuple[str, int]], bool]:

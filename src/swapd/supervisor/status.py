@@ -32,6 +32,13 @@ def word(record: Record) -> str:
     return record.state.value
 
 
+def load_span(record: Record, now: float) -> tuple[float, float]:
+    """When its last load began and ended (``now``: it has not), in monotonic seconds."""
+    if record.ready_at >= record.started_at:
+        return record.started_at, record.ready_at
+    return record.started_at, now if record.state is InstanceState.STARTING else record.state_since
+
+
 def change(record: Record) -> dict[str, Any]:
     """One state change."""
     return {"model": record.spec.id, "state": word(record), "reason": record.reason, "generation": record.generation}

@@ -8,6 +8,7 @@ import pytest
 
 from swapd.core import commands as cmd
 from swapd.core import events as ev
+from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import PAGE_CACHE, RAM, Footprint, Group, ModelSpec, Policy
 from swapd.errors import (
     BackingOff,
@@ -592,18 +593,65 @@ def test_idle_counts_from_the_last_byte() -> None:
     assert play.state("a") == "stopping"
 
 
-def test_readings_of_an_idle_machine_cost_no_conclusions_until_one_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def reading_of(play: Play, *, free_gib: float = 4, ram_gib: float = 60, held: int = 0) -> ev.DeviceSampled:
+    """A reading of the machine that holds two models of 10 GiB."""
+    gpu = DeviceSample(GPU, play.total, int(free_gib * GIB), 0, "test")
+    sample = MachineSample((gpu,), DeviceSample(RAM, 64 * GIB, int(ram_gib * GIB)))
+    return ev.DeviceSampled(play.now, sample, {"a": {GPU: held}} if held else {})
+
+
+def idle_pair() -> Play:
     play = Play({"a": spec("a", idle_timeout_s=60), "b": spec("b")})
     play.load("a", "b")
-    before = len(play.orders)
-    concluded: list[float] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(play.scheduler, "_reconcile", lambda: concluded.append(play.now))
-        play.wait(59)
-    assert not concluded
-    assert sum(isinstance(order, cmd.SampleDevices) for order in play.orders[before:]) == 29, "a reading every 2 s"
-    play.wait(1.1)
-    assert play.states() == {"a": "stopping", "b": "ready"}
+    play.wait(3)
+    return play
+
+
+def test_a_reading_that_says_nothing_new_of_an_idle_machine_may_wait_for_the_next_event() -> None:
+    play = idle_pair()
+    assert play.scheduler.next_reading_after(reading_of(play)) == play.now + 2
+    assert play.scheduler.next_reading_after(reading_of(play, ram_gib=20)) == play.now + 2, "RAM is never still"
+    play.now = 100 + 59
+    assert play.scheduler.next_reading_after(reading_of(play)) == 100 + 60, "idle_timeout is due before"
+    play.now = 100 + 60
+    assert play.scheduler.next_reading_after(reading_of(play)) is None
+
+
+@pytest.mark.parametrize(
+    "news",
+    [{"free_gib": 3.5}, {"free_gib": 4.5}, {"free_gib": 0.5}, {"ram_gib": 0.5}, {"held": 11 * GIB}],
+    ids=["others took VRAM", "others gave VRAM back", "headroom", "RAM's headroom", "a process grew"],
+)
+def test_a_reading_with_news_is_handled_at_once(news: dict[str, float]) -> None:
+    play = idle_pair()
+    assert play.scheduler.next_reading_after(reading_of(play, **news)) is None  # type: ignore[arg-type]
+
+
+def test_a_reading_is_handled_at_once_while_requests_run_and_after_the_last_one() -> None:
+    play = idle_pair()
+    play.ask("r1", "a")
+    assert play.scheduler.next_reading_after(reading_of(play)) is None
+    play.answer("r1")
+    assert play.scheduler.next_reading_after(reading_of(play)) is None
+    play.read()
+    assert play.scheduler.next_reading_after(reading_of(play)) is not None
+    play.send(ev.UnloadRequested(play.now, "b", force=False))
+    assert play.scheduler.next_reading_after(reading_of(play)) is None, "something is under way"
+
+
+def test_every_reading_that_is_handled_sets_the_timer_which_may_have_brought_it() -> None:
+    play = idle_pair()
+    for _ in range(2):
+        assert [order.at for order in play.send(reading_of(play)) if isinstance(order, cmd.WakeAt)] == [play.now + 2]
+
+
+def test_unknown_gpus_are_never_nothing_new() -> None:
+    play = idle_pair()
+    unknown = ev.DeviceSampled(play.now, MachineSample(gpus_known=False, problem="broken"))
+    assert play.scheduler.next_reading_after(unknown) is None
+    play.known = False
+    play.read()
+    assert play.scheduler.next_reading_after(reading_of(play)) is None
 
 
 def test_a_request_during_an_idle_unload_is_served_by_the_next_start() -> None:
