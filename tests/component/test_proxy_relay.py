@@ -507,6 +507,41 @@ async def test_errors_of_the_engine_pass_unchanged() -> None:
 
 
 @on_uvloop
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/messages", b'"message": "prompt is too long: 9 tokens > 8 maximum"'),
+        ("/v1/responses", b'"code": "context_length_exceeded"'),
+        ("/upstream/a/v1/messages", b'"message": "too long"'),
+    ],
+)
+async def test_prompt_that_is_too_long_is_told_in_the_words_of_the_protocol(path: str, said: bytes) -> None:
+    """``/upstream`` is the engine itself: nothing is changed there."""
+
+    async def refuses(call: Call) -> None:
+        error = {"message": "too long", "type": "exceed_context_size_error", "n_prompt_tokens": 9, "n_ctx": 8}
+        await call.json({"error": error}, "400 Bad Request", "X-Own: yes\r\n")
+
+    async with world(refuses) as w:
+        for _ in range(2):  # the connection is used again
+            reply = await w.ask(path, {"model": "a"})
+            assert (reply.status, reply.headers["x-own"], reply.whole) == (400, "yes", True)
+            assert said in reply.body and int(reply.headers["content-length"]) == len(reply.body)
+            assert not w.supervisor.open
+
+
+@on_uvloop
+async def test_engine_that_dies_while_it_refuses_is_502() -> None:
+    async def dies(call: Call) -> None:
+        call.writer.write(b"HTTP/1.1 400 X\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+        await call.writer.drain()
+        call.writer.transport.abort()
+
+    async with world(dies) as w:
+        assert (await w.chat()).status == 502
+
+
+@on_uvloop
 async def test_clients_secrets_stay_here_and_the_childs_own_key_goes_in() -> None:
     async with world(hello, {"a": RouteSpec("a", api_key="child-key")}, api_keys=("ours",)) as w:
         secrets = {

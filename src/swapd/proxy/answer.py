@@ -9,11 +9,10 @@ from typing import Any, Final
 from swapd.errors import SwapdError
 from swapd.proxy.asgi import ONE_WRITE, RID, WRITE, Headers, Message, Scope, Send
 from swapd.proxy.headers import OWN_STREAM_HEAD, response_headers
-from swapd.proxy.sse import KEEP_ALIVES, Dialect, error_event, refusal_event
+from swapd.proxy.refusals import MAX_BYTES, in_its_words, needs_words, refusal_event
+from swapd.proxy.sse import KEEP_ALIVES, Dialect, error_event
 from swapd.proxy.statuses import error_body, error_headers, status_of
 from swapd.proxy.stepping import resumed
-
-MAX_REFUSAL_BYTES: Final = 65536
 
 
 class Stage(Enum):
@@ -21,13 +20,15 @@ class Stage(Enum):
 
     HELD = "nothing"
     OPENED = "swapd's own 200 and keep-alives"
-    REFUSED = "the same, and the engine has refused: its words are collected for an event"
+    WEIGHED = "nothing: the engine has refused, and its words are collected to be said in the protocol's form"
+    REFUSED = "swapd's own 200, and the engine has refused: its words are collected for an event"
     RELAYED = "the engine's head"
     STREAMED = "the engine's head of an event stream, or events of it"
     DISCARDED = "the client has gone; the rest goes nowhere"
     ENDED = "everything"
 
 
+_COLLECTED: Final = (Stage.WEIGHED, Stage.REFUSED)
 _FLOWING: Final = (Stage.RELAYED, Stage.STREAMED)
 
 
@@ -80,6 +81,8 @@ class Answer:
         kept, is_stream = response_headers(headers)
         if self.stage is Stage.HELD:
             self.stage = Stage.STREAMED if is_stream else Stage.RELAYED
+            if status >= 400 and self.scope["path"].startswith("/v1/") and needs_words(status, kept, self.dialect):
+                self.stage = Stage.WEIGHED
             self._start = {"type": "http.response.start", "status": status, "headers": kept}
         elif self.stage is Stage.OPENED:
             self.stage = Stage.STREAMED if is_stream and status == 200 else Stage.REFUSED
@@ -88,11 +91,11 @@ class Answer:
         """Bytes of the engine's body; False if the client does not keep up."""
         if self.stage is Stage.DISCARDED:
             return True
-        if self.stage is Stage.REFUSED:
-            self._refusal = (self._refusal + data)[:MAX_REFUSAL_BYTES]
+        if self.stage in _COLLECTED:
+            self._refusal = (self._refusal + data)[:MAX_BYTES]
             if not last:
                 return True
-            data = refusal_event(self.status, self._refusal, self.dialect, self._rid, self.model)
+            data = self._refused()
         if last:
             self._end()
         elif not data and self._start is None:
@@ -110,6 +113,15 @@ class Answer:
         if self.stage in _FLOWING:
             self.direct = self._write
         return True
+
+    def _refused(self) -> bytes:
+        """The engine's refusal in the protocol's form; the head that waits for it gets its length."""
+        if self._start is None:
+            return refusal_event(self.status, self._refusal, self.dialect, self._rid, self.model)
+        body = in_its_words(self.status, self._refusal, self.dialect, self._rid)
+        others = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
+        self._start["headers"] = [*others, (b"content-length", b"%d" % len(body))]
+        return body
 
     def keep_alive(self, *, silent: bool, told: bytes = b"") -> None:
         """A sign of life in the protocol's own form, after swapd's own head if none is out; ``silent``: head only.
@@ -141,7 +153,7 @@ class Answer:
         An answer of which the engine's own bytes went out is left without an end, so
         that the server closes the connection: nobody may take it for a whole one.
         """
-        if self.stage is Stage.HELD:
+        if self.stage in (Stage.HELD, Stage.WEIGHED):
             self.status = status_of(error)
             body = error_body(error, self.dialect.shape, self._rid)
             headers = [*error_headers(error), (b"content-length", b"%d" % len(body))]

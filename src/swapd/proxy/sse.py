@@ -54,7 +54,7 @@ def told_reasoning(text: str, rid: str, model: str) -> bytes:
         "model": model,
         "choices": [choice],
     }
-    return _event("", chunk)
+    return event("", chunk)
 
 
 def error_event(error: SwapdError, dialect: Dialect, rid: str, model: str) -> bytes:
@@ -65,39 +65,18 @@ def error_event(error: SwapdError, dialect: Dialect, rid: str, model: str) -> by
         text = f"429 Too Many Requests: {text}" if status_of(error) == 429 else f"503 Service Unavailable: {text}"
     if dialect is Dialect.CHAT:
         if not again:
-            return _event("", {"error": error_object(error, Shape.OPENAI)})
+            return event("", {"error": error_object(error, Shape.OPENAI)})
         code = 429 if status_of(error) == 429 else 503
-        return _event("", {"error": {"message": text, "type": "server_error", "code": code}})
+        return event("", {"error": {"message": text, "type": "server_error", "code": code}})
     if dialect is Dialect.RESPONSES:
-        return _failed(rid, model, "server_error" if again else "invalid_prompt", text)
+        return failed_event(rid, model, "server_error" if again else "invalid_prompt", text)
     if not again:
-        return _event("error", {"type": "error", "error": error_object(error, Shape.ANTHROPIC)})
-    return _event("error", {"type": "error", "error": {"type": "overloaded_error", "message": text}})
+        return event("error", {"type": "error", "error": error_object(error, Shape.ANTHROPIC)})
+    return event("error", {"type": "error", "error": {"type": "overloaded_error", "message": text}})
 
 
-def refusal_event(status: int, body: bytes, dialect: Dialect, rid: str, model: str) -> bytes:
-    """The engine's own refusal, come when the 200 was out already: its words unchanged, as an event."""
-    told = _error_member(body)
-    message = told.get("message")
-    text = message if isinstance(message, str) else body.decode("utf-8", "replace")[:2000] or f"HTTP {status}"
-    if dialect is Dialect.CHAT:
-        return _event("", {"error": told or {"message": text, "type": "server_error", "code": status}})
-    if dialect is Dialect.RESPONSES:
-        return _failed(rid, model, "server_error" if status >= 500 else "invalid_prompt", text)
-    kind = "invalid_request_error" if status < 500 else "api_error"
-    return _event("error", {"type": "error", "error": {"type": kind, "message": text}})
-
-
-def _error_member(body: bytes) -> dict[str, Any]:
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    error = parsed.get("error") if isinstance(parsed, dict) else None
-    return error if isinstance(error, dict) else {}
-
-
-def _failed(rid: str, model: str, code: str, text: str) -> bytes:
+def failed_event(rid: str, model: str, code: str, text: str) -> bytes:
+    """How a stream of responses ends in failure."""
     response = {
         "id": f"resp_{rid}",
         "object": "response",
@@ -107,9 +86,10 @@ def _failed(rid: str, model: str, code: str, text: str) -> bytes:
         "output": [],
         "error": {"code": code, "message": text},
     }
-    return _event("response.failed", {"type": "response.failed", "sequence_number": 0, "response": response})
+    return event("response.failed", {"type": "response.failed", "sequence_number": 0, "response": response})
 
 
-def _event(name: str, data: dict[str, Any]) -> bytes:
+def event(name: str, data: dict[str, Any]) -> bytes:
+    """One server-sent event; ``name`` may be empty."""
     line = f"event: {name}\n" if name else ""
     return f"{line}data: {json.dumps(data)}\n\n".encode()

@@ -128,10 +128,14 @@ def error_object(error: SwapdError, shape: Shape) -> dict[str, Any]:
     """The ``error`` member of a body."""
     status, message = status_of(error), message_of(error)
     if shape is Shape.ANTHROPIC:
-        fallback = "invalid_request_error" if status < 500 else "api_error"
-        return {"type": _ANTHROPIC_TYPES.get(status, fallback), "message": message, **details(error)}
+        return {"type": anthropic_type(status), "message": message, **details(error)}
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"message": message, "type": kind, "param": None, "code": error.code, **details(error)}
+
+
+def anthropic_type(status: int) -> str:
+    """The ``type`` of an error of this status in Anthropic's shape."""
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 def error_body(error: SwapdError, shape: Shape, rid: str) -> bytes:
