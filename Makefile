@@ -6,14 +6,17 @@ DONE := $(VENV)/.installed
 MODEL := $(VENV)/.model
 PYTEST := $(BIN)/python -m pytest
 TOOLS := .cache/tools
+CLIENTS := .cache/clients
 
-.PHONY: help install run test check lint types imports unit bench bench-agents bench-stress bench-vram engine test-engine generate docs docs-serve package sbom audit clean
+.PHONY: help install run test check lint types imports unit bench bench-agents bench-stress bench-vram engine test-engine test-clients test-deploy generate docs docs-serve package sbom audit clean
 
 help:
 	@echo "make run          serve the demo on 127.0.0.1:8080"
 	@echo "make check        lint, types, import contracts, unit tests (under a minute)"
 	@echo "make test         everything that needs no GPU and no built engine"
 	@echo "make test-engine  tests against a real llama-server (LLAMA_SERVER_BIN, else built by make engine)"
+	@echo "make test-clients five coding agents, aider, llm and litellm as their pages say (npm; about 20 minutes)"
+	@echo "make test-deploy  the container and the systemd units for real (root, Docker, qemu, a built engine; up to half an hour)"
 	@echo "make generate     reference pages, man page and completions, from the code's own words"
 	@echo "make docs         the site, into build/site;  make docs-serve  to look at it"
 	@echo "make package      wheel and sdist;  make sbom  what a release is made of (CycloneDX);  make audit  known vulnerabilities"
@@ -54,13 +57,32 @@ unit: $(DONE)
 check: lint types imports unit
 
 test: $(MODEL) lint types imports
-	$(PYTEST) tests -n 2 -m "not gpu and not engine and not clients"
+	$(PYTEST) tests -n 2 -m "not gpu and not engine and not clients and not deploy"
 
 engine: $(DONE)
 	$(BIN)/python tools/build_engine.py
 
 test-engine: $(MODEL)
 	LLAMA_SERVER_BIN=$${LLAMA_SERVER_BIN:-$$($(BIN)/python tools/build_engine.py --print)} $(PYTEST) tests -m engine
+
+# Each client in a folder of its own: they are large, and pin what others pin differently.
+$(CLIENTS)/node_modules: tests/e2e/clients/package.json
+	mkdir -p $(CLIENTS)
+	cp $< $(CLIENTS)
+	npm install --prefix $(CLIENTS) --no-package-lock --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(CLIENTS)/%: tests/e2e/clients/%.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< || { rm -rf $@; exit 1; }
+	@touch $@
+
+test-clients: $(MODEL) $(CLIENTS)/aider $(CLIENTS)/llm
+	command -v npm && $(MAKE) $(CLIENTS)/node_modules || echo "no npm: the agents are skipped"
+	$(PYTEST) tests/e2e/clients -n 2 -m clients
+
+test-deploy: $(MODEL)
+	LLAMA_SERVER_BIN=$${LLAMA_SERVER_BIN:-$$($(BIN)/python tools/build_engine.py --print)} $(PYTEST) tests/deploy -m deploy
 
 bench: $(MODEL)
 	$(BIN)/python -m benchmarks

@@ -37,10 +37,11 @@ def name_of(page: Path) -> str:
 
 
 def blocks(language: str) -> Iterator[Any]:
-    """Fenced blocks of a language; those marked ``fragment`` are left out."""
+    """Fenced blocks of a language; those marked ``fragment`` and other programs' files are left out."""
     for page in PAGES:
         for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8")), 1):
-            if match[1] == language and "fragment" not in match[0].split("\n", 1)[0]:
+            info = match[0].split("\n", 1)[0]
+            if match[1] == language and "fragment" not in info and 'title="~/' not in info:
                 yield pytest.param(match[2], id=f"{name_of(page)}:{number}")
 
 
@@ -107,7 +108,9 @@ def test_troubleshooting_has_every_code_and_no_other() -> None:
     assert sections == {error.code: str(status) for error, status in STATUSES.items()} | other
 
 
-NEEDS = {"docker", "gguf", "network", "root", "systemd", "time", "a service"}
+CLIENTS = {"aider", "claude", "codex", "llm", "opencode", "pi", "qwen"}
+"""Programs whose pages in ``docs/clients`` are tried by ``tests/e2e/clients``."""
+NEEDS = {"docker", "gguf", "network", "root", "systemd", "time", "a service"} | CLIENTS
 MARKED = re.compile(r"^<!-- needs: ([^>]*) -->\n```(\w+)", re.MULTILINE)
 
 
