@@ -1,4 +1,4 @@
-"""Writes the generated pages of ``docs/reference``: configuration, command line, errors.
+"""Writes the generated pages of ``docs/reference``: configuration, command line, errors, and the table of routes.
 
 Run it after a change of the schema, a command or an error: ``python docs/generate_reference.py``. The words
 are in ``generate_reference.toml``; a test fails while a page is out of date, or a key or error has no words.
@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
+from unittest.mock import MagicMock
 
 import click
 from pydantic import BaseModel
@@ -21,6 +22,11 @@ from swapd.cli.exits import EXIT_CODES
 from swapd.cli.main import COMMANDS, swapd
 from swapd.config import schema
 from swapd.errors import SwapdError
+from swapd.proxy.admin import build_api
+from swapd.proxy.admin_activity import add_activity
+from swapd.proxy.app import build_router
+from swapd.proxy.keys import OPEN_PATHS, is_admins
+from swapd.proxy.settings import ProxySettings
 from swapd.proxy.statuses import STATUSES, retry_after_s
 from swapd.units import parse_duration, parse_size
 
@@ -49,7 +55,8 @@ OTHER_STATUSES: Final = {"not_found": 404, "method_not_allowed": 405, "internal"
 
 def pages() -> dict[str, str]:
     """Every generated page by its name."""
-    return {"configuration.md": configuration(), "cli.md": command_line(), "errors.md": errors()}
+    made = {"configuration.md": configuration(), "cli.md": command_line(), "errors.md": errors()}
+    return {**made, "http.md": written_http() + every_route()}
 
 
 # ---- configuration
@@ -176,6 +183,44 @@ def leaves(error: type[SwapdError]) -> Iterator[type[SwapdError]]:
         yield error
     for below in error.__subclasses__():
         yield from leaves(below)
+
+
+# ---- HTTP: the page is written by hand, but for the table at its end
+
+EVERY_ROUTE: Final = "## Every route\n"
+
+
+def written_http() -> str:
+    return (REFERENCE / "http.md").read_text(encoding="utf-8").partition(EVERY_ROUTE)[0]
+
+
+def every_route() -> str:
+    """From the route table and the OpenAPI document; what a route says of itself is its function's first line."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for method, path, endpoint in [*build_router(MagicMock(), {}, ProxySettings()).rows(), *_own_api()]:
+        if path == "/api/…":  # the own API is told by its document
+            continue
+        key = "none" if path in OPEN_PATHS else "admin" if is_admins(method, path) else ""
+        rows.setdefault((path, key, _first_line(endpoint)), []).append(method)
+    parts = [EVERY_ROUTE, WORDS["heads"]["routes"], *_row("path", "methods", "key", "", head=True)]
+    for (path, key, words), methods in sorted(rows.items()):
+        parts += _row(f"`{path}`", " ".join(methods), key, words)
+    return "".join(parts)
+
+
+def _own_api() -> Iterator[tuple[str, str, Any]]:
+    settings = ProxySettings(admin_keys=("a",), capture=True)
+    api = build_api(MagicMock(), MagicMock(), settings, dict, 0.0)
+    add_activity(api, MagicMock(), MagicMock(), settings)
+    for path, methods in api.openapi()["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation["description"]
+    yield "GET", "/api/openapi.json", "The OpenAPI document of what is below ``/api``."
+
+
+def _first_line(told: Any) -> str:
+    text = told if isinstance(told, str) else told.__doc__ or ""
+    return text.strip().split("\n", 1)[0].replace("``", "`")
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert {name_of(p) for p in PAGES if p.parent.name != "docker"} <= {name_of(p) for p in reached}
 
 
-@pytest.mark.parametrize("page", ["configuration.md", "cli.md", "errors.md"])
+@pytest.mark.parametrize("page", ["configuration.md", "cli.md", "errors.md", "http.md"])
 def test_a_generated_page_is_current(page: str) -> None:
     written = (DOCS / "reference" / page).read_text(encoding="utf-8")
     assert written == generator().pages()[page], "run: python docs/generate_reference.py"

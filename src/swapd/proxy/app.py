@@ -43,7 +43,18 @@ def build_app(
     directory: Directory | None = None,
     activities: Activities | None = None,
 ) -> App:
-    """The whole ASGI app; it registers the hook that closes a stopping process's connections.
+    """The whole ASGI app; arguments as of ``build_router``."""
+    return Guard(build_router(supervisor, routes, settings, directory, activities), settings)
+
+
+def build_router(
+    supervisor: Supervisor,
+    routes: Mapping[ModelId, RouteSpec],
+    settings: ProxySettings,
+    directory: Directory | None = None,
+    activities: Activities | None = None,
+) -> Router:
+    """What is behind the guard; it registers the hook that closes a stopping process's connections.
 
     ``directory`` None: ids are the only names. Whoever made one runs its ``peers.watch``.
     ``activities`` None: requests that ended are not kept.
@@ -105,4 +116,4 @@ def build_app(
         "/api/models/unload/": {"POST": llama_swap.unload_one},
         "/api/": dict.fromkeys(ANY_METHOD, cast(Endpoint, api)),
     }
-    return Guard(Router(exact, prefixes), settings)
+    return Router(exact, prefixes)

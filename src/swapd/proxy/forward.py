@@ -35,7 +35,7 @@ class Forwarder:
         self._captures = captures
 
     async def by_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A model-routed POST: the model is the body's or form's ``model``, else ``?model=``."""
+        """To the model that the body's or form's ``model`` names, else ``?model=``, else the default."""
         answer = Answer(scope, send, dialect_of(scope["path"]))
         body: Body = b""
         try:
@@ -64,7 +64,7 @@ class Forwarder:
                 body.close()
 
     async def by_path(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/upstream/{id}/{path}``: any method, straight to that model; websockets too."""
+        """``{id}/{path}``: straight to that model, whatever the method; websockets too."""
         model, raw_rest = self._directory.split(scope["raw_path"].removeprefix(b"/upstream/"))
         path = unquote(raw_rest.decode("latin-1"))
         answer = Answer(scope, send, dialect_of(path))
@@ -97,7 +97,7 @@ class Forwarder:
                 body.close()
 
     async def by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET ``/props?model=`` and its like: a look-up."""
+        """A look-up in the model that ``?model=`` names: loads nothing, does not count as use."""
         answer = Answer(scope, send, dialect_of(scope["path"]))
         try:
             target = self._directory.target(_model_in_query(scope["query_string"]))

@@ -29,6 +29,11 @@ _ADMIN_ONLY: Final = frozenset({("PUT", "/api/profile")})
 _LOOPBACK_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
+def is_admins(method: str, path: str) -> bool:
+    """Whether a request needs one of ``admin_keys``, if there are some."""
+    return _ADMIN.fullmatch(path) is not None or (method, path) in _ADMIN_ONLY
+
+
 class Gatekeeper:
     """Applies the contract's browser rule and keys."""
 
@@ -80,7 +85,7 @@ class Gatekeeper:
             Unauthorized: no key, or a wrong one.
             Forbidden: a key, but no admin key.
         """
-        needs_admin = bool(self._admin_keys) and (_ADMIN.fullmatch(path) is not None or (method, path) in _ADMIN_ONLY)
+        needs_admin = bool(self._admin_keys) and is_admins(method, path)
         if not (self._needs_key or needs_admin) or path in OPEN_PATHS:
             return
         given = _keys_given(headers)

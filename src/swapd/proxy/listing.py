@@ -27,11 +27,11 @@ class Listing:
         self._created = int(time.time())
 
     async def all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/v1/models`` and ``/models``."""
+        """Every model, variant and selector, loaded or not; loads none."""
         await respond(send, 200, json.dumps({"object": "list", "data": self._entries()}).encode())
 
     async def one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/v1/models/{name}``: what any name means; slashes in it may be raw or encoded."""
+        """What one name means; slashes in it may be raw or encoded."""
         raw: bytes = scope["raw_path"]
         try:
             entry = self._named(unquote(raw.removeprefix(b"/v1/models/").decode("latin-1")))

@@ -24,7 +24,7 @@ class Metrics:
         self._registry.register(self)
 
     async def scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The endpoint."""
+        """Prometheus' text format."""
         await respond(send, 200, generate_latest(self._registry), [(b"content-type", CONTENT_TYPE)])
 
     def collect(self) -> Iterable[Metric]:

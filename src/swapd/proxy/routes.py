@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from swapd import __version__
@@ -70,6 +70,12 @@ class Router:
             return _problem(scope, send, 405, "method_not_allowed", f"allowed here: {allowed}", headers)
         return _problem(scope, send, 404, "not_found", f"there is nothing at {scope['path'][:200]}")
 
+    def rows(self) -> Iterator[tuple[str, str, Endpoint]]:
+        """Every method, path (one that ends in ``…`` is a beginning) and endpoint; for the documentation."""
+        for path, methods in [*self._exact.items(), *((f"{p}…", m) for p, m in self._prefixes.items())]:
+            for method, endpoint in methods.items():
+                yield method, path, endpoint
+
     def _by_prefix(self, path: str) -> Methods:
         if _CONTROL.search(path):  # FastAPI's patterns end in $, which takes a newline more than the rules for keys do
             return {}
@@ -86,15 +92,15 @@ class Probes:
         self._supervisor = supervisor
 
     async def root(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Clients ask whether anybody is there."""
+        """Name and version: clients ask whether anybody is there."""
         await respond(send, 200, json.dumps({"name": "swapd", "version": __version__}).encode())
 
     async def health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """swapd lives."""
+        """200 while swapd lives."""
         await respond(send, 200, b'{"status":"ok"}')
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """swapd can do its work: the devices can be read."""
+        """503 while swapd cannot do its work: the devices cannot be read."""
         if self._supervisor.devices_known():
             await respond(send, 200, b'{"status":"ready"}')
             return

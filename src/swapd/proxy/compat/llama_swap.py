@@ -39,7 +39,7 @@ class LlamaSwap:
         self._supervisor, self._directory = supervisor, directory
 
     async def running(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The models that are not stopped."""
+        """llama-swap's: the models that are not stopped."""
         states = {route.id: self._supervisor.state_of(route.id) for route in self._directory.routes.values()}
         rows = [
             _row(route, states[route.id]) for route in self._directory.routes.values() if states[route.id] in _STATES
@@ -47,29 +47,29 @@ class LlamaSwap:
         await respond(send, 200, json.dumps({"running": rows}).encode())
 
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET ``/unload``: all, and answers when they are gone."""
+        """llama-swap's: unload all; answers when they are gone."""
         if await self._unloaded(scope, send, loaded_models(self._supervisor)):
             await respond(send, 200, b"OK", _PLAIN)
 
     async def unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST ``/api/models/unload``: the same."""
+        """llama-swap's: unload all; answers when they are gone."""
         if await self._unloaded(scope, send, loaded_models(self._supervisor)):
             await respond(send, 200, b'{"msg":"ok"}')
 
     async def unload_one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST ``/api/models/unload/{id}``."""
+        """llama-swap's: unload one; answers when it is gone."""
         name = _name(scope, b"/api/models/unload/")
         if await self._unloaded(scope, send, [name]):
             await respond(send, 200, b"OK", _PLAIN)
 
     async def logs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The last output of every model."""
+        """llama-swap's: the last output of every model."""
         logs = {model: self._supervisor.log(model) for model in self._supervisor.models()}
         text = "".join(f"==> {model} <==\n{log.decode('utf-8', 'replace')}" for model, log in logs.items() if log)
         await respond(send, 200, without_colours(text).encode(), _PLAIN)
 
     async def logs_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/logs/stream[/{id}]``: what comes from every model or from one; ``?no-history``: without what came."""
+        """llama-swap's: the output of every model or of one as it comes; ``?no-history``: without what came."""
         name = _name(scope, b"/logs/stream").removeprefix("/")
         try:
             everything = name in ("", "upstream", "proxy") and name not in self._directory.routes

@@ -32,17 +32,17 @@ class Ollama:
         self._supervisor, self._directory, self._settings = supervisor, directory, settings
 
     async def version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET ``/api/version``."""
+        """Ollama's: the version."""
         await _answer(send, {"version": OLLAMA_VERSION})
 
     async def tags(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET ``/api/tags``: every model, loaded or not."""
+        """Ollama's: every model, loaded or not."""
         await _answer(
             send, {"models": [_listed(route) for route in self._directory.routes.values() if not route.unlisted]}
         )
 
     async def ps(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET ``/api/ps``: the loaded ones, what they hold and until when."""
+        """Ollama's: the loaded ones, what they hold and until when."""
         rows = {row["id"]: row for row in self._supervisor.status()["models"]}
         loaded = [
             r for r in self._directory.routes.values() if rows.get(r.id, {}).get("state") in ("ready", "draining")
@@ -50,7 +50,7 @@ class Ollama:
         await _answer(send, {"models": [self._running(route, rows[route.id]) for route in loaded]})
 
     async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST ``/api/show``."""
+        """Ollama's: what is known of one model."""
         try:
             route = self._route(_wanted(await read_body(scope, receive, self._settings)))
         except SwapdError as error:

@@ -23,11 +23,11 @@ class LlamaRouter:
         self._supervisor, self._directory, self._settings = supervisor, directory, settings
 
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST ``/models/load``."""
+        """llama.cpp's router's: load one; answers at once."""
         await self._answer(scope, receive, send, load=True)
 
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST ``/models/unload``."""
+        """llama.cpp's router's: unload one; answers at once."""
         await self._answer(scope, receive, send, load=False)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, *, load: bool) -> None:
