@@ -114,8 +114,9 @@ def test_503_while_another_program_holds_the_gpu_is_asked_again(desk: Desk) -> N
 
 
 def test_model_that_dies_in_mid_stream_is_asked_again(desk: Desk) -> None:
-    with Office(desk, knobs={"DIE_ONCE": desk.folder / "died"}) as office:
-        assert_finished(office.run(240), "Done: ")
+    """In the middle of a tool call, of which half is with the agent."""
+    with Office(desk, ("swap small",), knobs={"DIE_ONCE": desk.folder / "died"}) as office:
+        assert_finished(office.run(240), f"Done: {office.word}")
         assert [turn["dies"] for turn in office.turns()].count(True) == 1
         assert office.starts() >= 2
 
