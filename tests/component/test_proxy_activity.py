@@ -212,6 +212,47 @@ async def test_client_that_left_a_request_that_is_drained_has_hung_up() -> None:
 
 
 @on_uvloop
+async def test_client_that_leaves_with_the_last_event_has_its_answer() -> None:
+    """Some close the connection before the last chunk of the encoding has come."""
+
+    async def lingers(call: Call) -> None:
+        await call.begin_stream()
+        await call.event("1")
+        await call.event("[DONE]")
+        await asyncio.sleep(30)
+
+    rows = Rows()
+    async with world(lingers, activity=rows) as w:
+        client = await w.client()
+        await client.send("/v1/chat/completions", {"model": "a", "stream": True})
+        await client.head()
+        while b"[DONE]" not in await client.chunk():
+            pass
+        client.close()
+        await until(lambda: rows)
+        assert (rows[0].status, rows[0].outcome) == (200, "ok")
+
+
+@on_uvloop
+async def test_engines_own_keep_alives_are_no_answer_and_end_none_of_ours() -> None:
+    async def prefills(call: Call) -> None:
+        await call.begin_stream()
+        call.writer.write(b"3\r\n:\n\n\r\n")
+        await call.writer.drain()
+        await asyncio.sleep(0.1)
+        await call.event("1")
+        await call.end_stream()
+
+    rows = Rows()
+    async with world(prefills, activity=rows, header_hold_s=0.02, heartbeat_s=0.02) as w:
+        body = (await w.ask("/v1/responses", {"model": "a", "stream": True})).body
+        before, after = body.split(b"data: 1")
+        assert before.startswith(b":\n\n") and before.count(b"event: keepalive") >= 2 and b"keepalive" not in after
+        await until(lambda: rows)
+        assert rows[0].first_byte_s is not None and rows[0].first_byte_s >= 0.1
+
+
+@on_uvloop
 async def test_look_ups_are_no_activity() -> None:
     rows = Rows()
     async with world(timed, activity=rows) as w:

@@ -23,7 +23,7 @@ from swapd.proxy.asgi import HEADERS, RID
 from swapd.proxy.exchange import CLIENT_GONE, Exchange, Phase
 from swapd.proxy.histograms import RequestMetrics
 from swapd.proxy.request import Trace
-from swapd.proxy.tail import NOTHING_TOLD, told_by
+from swapd.proxy.tail import NOTHING_TOLD, is_complete, told_by
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.ports import ActivityLog
 
@@ -180,9 +180,9 @@ class Activities:
 def row_of(trace: Trace, status: int, phase: Phase, ended: float, epoch: float) -> EndedRequest:
     """What is kept of a request; ``epoch``: the wall clock's seconds when the monotonic clock was 0."""
     outcome, error = _outcome(trace.error, phase, status)
-    first_s = None
-    if trace.first_at and not trace.front.startswith(b":"):  # an engine's own keep-alive is no answer
-        first_s = round(trace.first_at - trace.began, 4)
+    if outcome == "hung_up" and is_complete(trace.tail):  # some clients leave with the last event, before the last byte
+        outcome = "ok"
+    first_s = round(trace.first_at - trace.began, 4) if trace.first_at else None
     who: tuple[Any, ...] = _who(trace)
     told: tuple[Any, ...] = told_by(trace.front, trace.tail) if trace.tail else NOTHING_TOLD
     return EndedRequest(  # type: ignore[call-arg] # mypy counts the stars as endless

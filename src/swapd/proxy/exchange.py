@@ -22,7 +22,7 @@ from swapd.proxy.request import Trace
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.sse import told_comment, told_reasoning
 from swapd.proxy.stepping import Driven
-from swapd.proxy.tail import TAIL_BYTES, prefill_rate
+from swapd.proxy.tail import TAIL_BYTES, is_keep_alive, prefill_rate
 from swapd.proxy.upstream import Connection, Direct, Gone, Pool
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.tickets import Ticket
@@ -268,7 +268,8 @@ class Exchange:
 
     def on_data(self, data: bytes, *, last: bool) -> Direct | None:
         keeps_up = self.answer.data(data, last=last)
-        if data or last:
+        waits_on = not self.trace.first_at and not last and is_keep_alive(data)
+        if (data or last) and not waits_on:
             self._beat_at = self._byte_by = inf
             if not self.trace.first_at:
                 self.trace.first(data)
@@ -279,7 +280,7 @@ class Exchange:
             if self._connection is not None:
                 self._connection.pause()
             self._poke()
-        return self.answer.direct if data else None
+        return self.answer.direct if data and not waits_on else None
 
     def on_upgrade(self, headers: Headers, rest: bytes) -> None:
         """Nobody asked for one."""

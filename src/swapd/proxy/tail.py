@@ -32,6 +32,7 @@ class Told(NamedTuple):
 
 
 NOTHING_TOLD: Final = Told()
+_LAST_EVENTS: Final = (b"data: [DONE]\n", b"event: message_stop\n", b"event: response.completed\n")
 
 
 def prefill_rate(tail: bytes) -> float:
@@ -46,6 +47,16 @@ def prefill_rate(tail: bytes) -> float:
     if rate is None or (read is not None and int(read[1]) < FEWEST_PROMPT_TOKENS):
         return 0.0
     return min(float(rate[1]), _MOST_PER_SECOND)
+
+
+def is_keep_alive(data: bytes) -> bool:
+    """Whether it is nothing but whole comments of an event stream, as llama-server sends every 30 s of a prefill."""
+    return data[:1] == b":" and data[-1:] == b"\n" and all(not line or line[:1] == b":" for line in data.splitlines())
+
+
+def is_complete(text: bytes) -> bool:
+    """Whether an event stream's last bytes have its protocol's last event."""
+    return any(mark in text for mark in _LAST_EVENTS)
 
 
 def told_by(front: bytes, text: bytes) -> Told:

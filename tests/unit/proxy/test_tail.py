@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from swapd.core.activity import EndedRequest
-from swapd.proxy.tail import NOTHING_TOLD, TAIL_BYTES, Told, last_object, prefill_rate, told_by
+from swapd.proxy.tail import (
+    NOTHING_TOLD,
+    TAIL_BYTES,
+    Told,
+    is_complete,
+    is_keep_alive,
+    last_object,
+    prefill_rate,
+    told_by,
+)
 
 TIMINGS = (
     b'"timings":{"cache_n":31,"prompt_n":100,"prompt_ms":386.5,"prompt_per_token_ms":3.86,"prompt_per_second":258.7,'
@@ -120,3 +129,33 @@ def test_a_row_ends_with_what_was_told() -> None:
 def test_last_object_of_a_name_counts() -> None:
     assert last_object(b'{"usage":{"a":1}} {"usage" : {"a":2}, "x": 1}', b'"usage"') == {"a": 2}
     assert last_object(b'{"usage":{"a":1}} {"usage":[{"a":2}]}', b'"usage"') == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "is_one"),
+    [
+        (b":\n\n", True),
+        (b": ping\r\n\r\n:\n", True),
+        (b":\n\ndata: {}\n\n", False),
+        (b": half a comm", False),
+        (b"data: {}\n\n", False),
+        (b"", False),
+    ],
+)
+def test_only_whole_comments_are_a_keep_alive(data: bytes, is_one: bool) -> None:
+    assert is_keep_alive(data) is is_one
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        (CHAT_LAST % TIMINGS + DONE, True),
+        (b"".join(MESSAGE_END), True),
+        (b'event: response.completed\ndata: {"type":"response.completed"}\n\n', True),
+        (CHAT_LAST % TIMINGS, False),
+        (b'data: {"text":"event: message_stop\\n"}\n\n', False),
+        (b"", False),
+    ],
+)
+def test_last_event_of_a_protocol_ends_a_stream(text: bytes, whole: bool) -> None:
+    assert is_complete(text) is whole
