@@ -69,6 +69,9 @@ class ReadyLauncher:
     async def sweep(self) -> Sequence[str]:
         return ()
 
+    def glance(self, pids: object) -> None:
+        """What the machine looks like is told by ``sample``."""
+
     async def sample(self, pids: object) -> tuple[MachineSample, Mapping[ModelId, Mapping[DeviceId, int]]]:
         gpu = DeviceSample("GPU-0", 24 * GIB, 23 * GIB, 0, "benchmark")
         return MachineSample((gpu,), DeviceSample(RAM, 64 * GIB, 60 * GIB)), {}
