@@ -135,7 +135,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.wait(10)
 
 
-@pytest.mark.parametrize(("backend", "flags"), [("cpu", "cuda= for="), ("cuda", "cuda=ON for=75,86,89,120")])
+@pytest.mark.parametrize(
+    ("backend", "flags"),
+    [("cpu", "cuda= for="), ("vulkan", "cuda= for="), ("cuda", "cuda=ON for=75,86,89,120")],
+)
 def test_engines_are_built_and_found_by_their_names(host: Host, source: str, backend: str, flags: str) -> None:
     args = {"BACKEND": backend, "UBUNTU_IMAGE": UBUNTU, "CUDA_DEVEL_IMAGE": UBUNTU, "CUDA_RUNTIME_IMAGE": UBUNTU,
             "UPSTREAM_REPOSITORY": source, "UPSTREAM_REF": "b1", "IK_REPOSITORY": "",
