@@ -78,7 +78,7 @@ $(CLIENTS)/%: tests/e2e/clients/%.txt
 	@touch $@
 
 test-clients: $(MODEL) $(CLIENTS)/aider $(CLIENTS)/llm
-	command -v npm && $(MAKE) $(CLIENTS)/node_modules || echo "no npm: the agents are skipped"
+	if command -v npm > /dev/null; then $(MAKE) $(CLIENTS)/node_modules; else echo "no npm: the agents are skipped"; fi
 	$(PYTEST) tests/e2e/clients -n 2 -m clients
 
 test-deploy: $(MODEL)

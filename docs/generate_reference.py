@@ -191,7 +191,7 @@ EVERY_ROUTE: Final = "## Every route\n"
 
 
 def written_http() -> str:
-    return (REFERENCE / "http.md").read_text(encoding="utf-8").partition(EVERY_ROUTE)[0]
+    return (REFERENCE / "http.md").read_text(encoding="utf-8").partition(EVERY_ROUTE)[0].rstrip("\n") + "\n"
 
 
 def every_route() -> str:
@@ -202,7 +202,7 @@ def every_route() -> str:
             continue
         key = "none" if path in OPEN_PATHS else "admin" if is_admins(method, path) else ""
         rows.setdefault((path, key, _first_line(endpoint)), []).append(method)
-    parts = [EVERY_ROUTE, WORDS["heads"]["routes"], *_row("path", "methods", "key", "", head=True)]
+    parts = ["\n", EVERY_ROUTE, WORDS["heads"]["routes"], *_row("path", "methods", "key", "", head=True)]
     for (path, key, words), methods in sorted(rows.items()):
         parts += _row(f"`{path}`", " ".join(methods), key, words)
     return "".join(parts)

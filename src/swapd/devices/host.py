@@ -29,8 +29,13 @@ class KernelFile:
         Raises:
             OSError: there is no such file, or what it tells of is gone.
         """
-        if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._fd >= 0:
+            try:
+                return os.pread(self._fd, MOST_BYTES, 0)
+            except OSError:  # the file was taken away; there may be a new one of its name
+                os.close(self._fd)
+                self._fd = -1
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(self._fd, MOST_BYTES, 0)
 
     def __del__(self) -> None:
@@ -123,8 +128,7 @@ def _limits(root: Path, cgroups: str) -> Iterable[Limit]:
             for level in (group, *group.parents):
                 if level == root / "sys/fs":
                     break
-                if (level / "memory.max").exists():
-                    yield Limit(level, "memory.max", "memory.current", "inactive_file")
+                yield Limit(level, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             group = root / "sys/fs/cgroup/memory" / path.lstrip("/")
             group = group if group.exists() else root / "sys/fs/cgroup/memory"

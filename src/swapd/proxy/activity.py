@@ -180,7 +180,9 @@ class Activities:
 def row_of(trace: Trace, status: int, phase: Phase, ended: float, epoch: float) -> EndedRequest:
     """What is kept of a request; ``epoch``: the wall clock's seconds when the monotonic clock was 0."""
     outcome, error = _outcome(trace.error, phase, status)
-    if outcome == "hung_up" and is_complete(trace.tail):  # some clients leave with the last event, before the last byte
+    if (
+        outcome == "hung_up" and not trace.drained and is_complete(trace.tail)
+    ):  # some clients leave with the last event, before the last byte
         outcome = "ok"
     first_s = round(trace.first_at - trace.began, 4) if trace.first_at else None
     who: tuple[Any, ...] = _who(trace)

@@ -269,10 +269,12 @@ class Exchange:
     def on_data(self, data: bytes, *, last: bool) -> Direct | None:
         keeps_up = self.answer.data(data, last=last)
         waits_on = not self.trace.first_at and not last and is_keep_alive(data)
-        if (data or last) and not waits_on:
-            self._beat_at = self._byte_by = inf
-            if not self.trace.first_at:
-                self.trace.first(data)
+        if data or last:
+            self._byte_by = inf  # a comment too is a sign that the engine is at it
+            if not waits_on:
+                self._beat_at = inf
+                if not self.trace.first_at:
+                    self.trace.first(data)
         if last:
             self._phase = Phase.COMPLETE
             self._poke()
@@ -296,6 +298,7 @@ class Exchange:
     def _hung_up(self) -> None:
         if self._phase in _RUNNING and self._route.on_hangup == "drain":
             self.answer.discard()
+            self.trace.drained = True
             self._beat_at = inf
         elif self._phase is not Phase.COMPLETE:
             self._phase = Phase.GONE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swapd.devices import amdgpu
-from swapd.devices.host import Host, sample_ram
+from swapd.devices.host import Host, KernelFile, sample_ram
 from swapd.devices.monitor import Monitor
 from swapd.units import GIB, MIB
 
@@ -150,3 +150,31 @@ async def test_a_missing_file_means_unknown(tmp_path: Path) -> None:
 async def test_no_source_means_no_gpus_and_real_ram() -> None:
     sample, held = await Monitor("none").sample({"a": os.getpid()})
     assert sample.gpus_known and sample.gpus == () and sample.ram.free_bytes and held["a"]["ram"] > 0
+
+
+def test_a_kernel_file_that_was_taken_away_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "memory.max"
+    path.write_text("1")
+    file = KernelFile(path)
+    assert file.read() == b"1"
+    path.unlink()
+    path.write_text("2")
+    gone = [True]
+
+    def pread(fd: int, count: int, offset: int) -> bytes:
+        if gone and gone.pop():
+            raise OSError(19, "no such device")
+        return real(fd, count, offset)
+
+    real = os.pread
+    monkeypatch.setattr(os, "pread", pread)
+    assert file.read() == b"2"
+
+
+def test_a_limit_that_comes_later_counts(tmp_path: Path) -> None:
+    host = Host(a_host(tmp_path, limit=str(8 * GIB), used=6 * GIB))
+    limit = tmp_path / "sys/fs/cgroup/box/memory.max"
+    limit.unlink()
+    without = host.ram().total_bytes
+    limit.write_text(str(8 * GIB))
+    assert host.ram().total_bytes == 8 * GIB < without
