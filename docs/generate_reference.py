@@ -24,8 +24,9 @@ from swapd.config import schema
 from swapd.errors import SwapdError
 from swapd.proxy.admin import build_api
 from swapd.proxy.admin_activity import add_activity
-from swapd.proxy.app import build_router
+from swapd.proxy.app import build_app
 from swapd.proxy.keys import OPEN_PATHS, is_admins
+from swapd.proxy.routes import Router
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.statuses import STATUSES, retry_after_s
 from swapd.units import parse_duration, parse_size
@@ -197,7 +198,7 @@ def written_http() -> str:
 def every_route() -> str:
     """From the route table and the OpenAPI document; what a route says of itself is its function's first line."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for method, path, endpoint in [*build_router(MagicMock(), {}, ProxySettings()).rows(), *_own_api()]:
+    for method, path, endpoint in [*_router().rows(), *_own_api()]:
         if path == "/api/…":  # the own API is told by its document
             continue
         key = "none" if path in OPEN_PATHS else "admin" if is_admins(method, path) else ""
@@ -206,6 +207,12 @@ def every_route() -> str:
     for (path, key, words), methods in sorted(rows.items()):
         parts += _row(f"`{path}`", " ".join(methods), key, words)
     return "".join(parts)
+
+
+def _router() -> Router:
+    router = build_app(MagicMock(), {}, ProxySettings()).app
+    assert isinstance(router, Router)
+    return router
 
 
 def _own_api() -> Iterator[tuple[str, str, Any]]:

@@ -49,7 +49,7 @@ class Scheduler:
         self._do = Moves(catalog)
         self._memory = MemoryKeeper(self._do)
         self._wake_at: float | None = None
-        self._due_at = float("-inf")  # when there is something to conclude, readings apart
+        self.due_at = float("-inf")  # when there is something to conclude, readings apart
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.RequestArrived: self._request_arrived,
             ev.RequestWithdrawn: self._request_withdrawn,
@@ -135,8 +135,8 @@ class Scheduler:
             self._do.survey.changed()
             record.idle_since = self._do.now
             record.last_answer_at = None if record.queue else self._do.now
-            if self._idle_deadline(record) < self._due_at:
-                self._due_at = self._do.now
+            if self._idle_deadline(record) < self.due_at:
+                self.due_at = self._do.now
 
     # ---- processes
 
@@ -280,13 +280,13 @@ class Scheduler:
         self._do.finish_drains()
         self._place_heads()
         self._memory.sample_if_due()
-        self._due_at = min(self._deadlines(), default=float("inf"))
+        self.due_at = min(self._deadlines(), default=float("inf"))
         self._wake()
 
     def is_calm(self, now: float) -> bool:
         """Nobody waits, nothing is under way and nothing is due but a reading."""
         do = self._do
-        return now < self._due_at and not (do.moving or do.plans or do.line.waiters or do.stale or do.to_restart)
+        return now < self.due_at and not (do.moving or do.plans or do.line.waiters or do.stale or do.to_restart)
 
     def next_reading_after(self, event: ev.DeviceSampled) -> float | None:
         """When to read again if this reading leads to nothing: then it need not be handled before the next event.
@@ -295,7 +295,7 @@ class Scheduler:
         """
         if not self.is_calm(event.at) or not self._memory.leads_to_nothing(event):
             return None
-        return min(self._due_at, event.at + self._memory.interval_s())
+        return min(self.due_at, event.at + self._memory.interval_s())
 
     def _time_out(self) -> None:
         now, limit = self._do.now, self._do.now - self._do.policy.queue_timeout_s + ROUNDING_S
@@ -347,7 +347,7 @@ class Scheduler:
                 self._do.refuse_all(record, error)
 
     def _wake(self) -> None:
-        due = min(self._due_at, self._memory.next_due())
+        due = min(self.due_at, self._memory.next_due())
         at = due if due < float("inf") else None
         if at != self._wake_at:
             self._wake_at = at

@@ -23,7 +23,7 @@ from swapd.proxy.asgi import HEADERS, RID
 from swapd.proxy.exchange import CLIENT_GONE, Exchange, Phase
 from swapd.proxy.histograms import RequestMetrics
 from swapd.proxy.request import Trace
-from swapd.proxy.tail import NOTHING_TOLD, is_complete, told_by
+from swapd.proxy.tail import NOTHING_TOLD, told_by
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.ports import ActivityLog
 
@@ -180,10 +180,6 @@ class Activities:
 def row_of(trace: Trace, status: int, phase: Phase, ended: float, epoch: float) -> EndedRequest:
     """What is kept of a request; ``epoch``: the wall clock's seconds when the monotonic clock was 0."""
     outcome, error = _outcome(trace.error, phase, status)
-    if (
-        outcome == "hung_up" and not trace.drained and is_complete(trace.tail)
-    ):  # some clients leave with the last event, before the last byte
-        outcome = "ok"
     first_s = round(trace.first_at - trace.began, 4) if trace.first_at else None
     who: tuple[Any, ...] = _who(trace)
     told: tuple[Any, ...] = told_by(trace.front, trace.tail) if trace.tail else NOTHING_TOLD

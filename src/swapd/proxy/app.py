@@ -42,19 +42,8 @@ def build_app(
     settings: ProxySettings,
     directory: Directory | None = None,
     activities: Activities | None = None,
-) -> App:
-    """The whole ASGI app; arguments as of ``build_router``."""
-    return Guard(build_router(supervisor, routes, settings, directory, activities), settings)
-
-
-def build_router(
-    supervisor: Supervisor,
-    routes: Mapping[ModelId, RouteSpec],
-    settings: ProxySettings,
-    directory: Directory | None = None,
-    activities: Activities | None = None,
-) -> Router:
-    """What is behind the guard; it registers the hook that closes a stopping process's connections.
+) -> Guard:
+    """The whole ASGI app; it registers the hook that closes a stopping process's connections.
 
     ``directory`` None: ids are the only names. Whoever made one runs its ``peers.watch``.
     ``activities`` None: requests that ended are not kept.
@@ -116,4 +105,4 @@ def build_router(
         "/api/models/unload/": {"POST": llama_swap.unload_one},
         "/api/": dict.fromkeys(ANY_METHOD, cast(Endpoint, api)),
     }
-    return Router(exact, prefixes)
+    return Guard(Router(exact, prefixes), settings)

@@ -22,7 +22,7 @@ from swapd.proxy.request import Trace
 from swapd.proxy.settings import ProxySettings
 from swapd.proxy.sse import told_comment, told_reasoning
 from swapd.proxy.stepping import Driven
-from swapd.proxy.tail import TAIL_BYTES, is_keep_alive, prefill_rate
+from swapd.proxy.tail import TAIL_BYTES, is_complete, is_keep_alive, prefill_rate
 from swapd.proxy.upstream import Connection, Direct, Gone, Pool
 from swapd.supervisor.pool import Supervisor
 from swapd.supervisor.tickets import Ticket
@@ -298,13 +298,18 @@ class Exchange:
     def _hung_up(self) -> None:
         if self._phase in _RUNNING and self._route.on_hangup == "drain":
             self.answer.discard()
-            self.trace.drained = True
             self._beat_at = inf
         elif self._phase is not Phase.COMPLETE:
-            self._phase = Phase.GONE
+            self._phase = Phase.COMPLETE if self._has_last_event() else Phase.GONE
             if self._connection is not None:
                 self._connection.abort()
         self._poke()
+
+    def _has_last_event(self) -> bool:
+        """Whether all that the protocol has is with the client: some leave then, before the last byte."""
+        if self._connection is None or self.answer.stuck or self.answer.stage is not Stage.STREAMED:
+            return False
+        return is_complete(b"".join(self._connection.tail))
 
     def _poke(self) -> None:
         if self._wake is not None and not self._wake.done():

@@ -26,7 +26,7 @@ class Guard:
     """Lets a request through to ``app``, or answers it; adds the same headers to every answer."""
 
     def __init__(self, app: App, settings: ProxySettings) -> None:
-        self._app = app
+        self.app = app
         self._gate = Gatekeeper(settings)
         self._prefix = secrets.token_hex(3)
         self._numbers = itertools.count(1)
@@ -59,7 +59,7 @@ class Guard:
             await refuse(scope, sent, error, dialect_of(scope["path"]).shape)
             return
         try:
-            await self._app(scope, receive, sent)
+            await self.app(scope, receive, sent)
         except Exception:
             log.exception("request %s failed", rid)
             if started:

@@ -33,7 +33,6 @@ class Request(NamedTuple):
 class Trace:
     """What a request leaves behind, without its body: times in monotonic seconds, ``first_at`` 0 until a byte came.
 
-    ``drained``: the client left and the engine went on.
     ``front`` and ``tail``: an answer's first and last bytes, to be read when nobody waits.
     """
 
@@ -41,7 +40,6 @@ class Trace:
         "agent",
         "asked",
         "began",
-        "drained",
         "error",
         "first_at",
         "front",
@@ -63,7 +61,6 @@ class Trace:
         self.began = time.monotonic()
         self.waited_s = self.load_s = self.first_at = 0.0
         self.front = self.tail = b""
-        self.drained = False
         self.error: SwapdError | None = None
 
     def first(self, data: bytes) -> None:

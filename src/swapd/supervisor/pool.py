@@ -178,7 +178,7 @@ class Supervisor:
             self._wake.cancel()
             self._wake = None
         if at is not None and self._group is not None:
-            delay = max(0.0, at - self._clock.now())
+            delay = min(max(0.0, at - self._clock.now()), 86_400.0)  # never is a day: no timer takes infinity
             self._wake = asyncio.get_running_loop().call_later(delay, self._woken)
 
     def _woken(self) -> None:
@@ -194,6 +194,7 @@ class Supervisor:
         """Read the devices: here and now where that takes no time, in a task where a driver has to be asked."""
         reading = self._readings.glance()
         if reading is None:
+            self._wake_at(self.scheduler.due_at)  # nothing that falls due waits for a driver
             self._spawn(self._read_devices())
         elif self._group is not None:
             self._take_reading(reading)
