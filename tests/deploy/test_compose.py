@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from tests.deploy import debian
 from tests.deploy.docker_host import UBUNTU, Host
+from tests.integration.swapd_process import wait_for
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 CONFIG = """
@@ -21,8 +24,6 @@ CONFIG = """
 gguf = "/srv/models/small.gguf"
 args = "--ctx-size 2048"
 """
-PORT = 9418
-"""git's own."""
 SOURCE = {
     "CMakeLists.txt": """cmake_minimum_required(VERSION 3.16)
 project(engine C)
@@ -90,7 +91,9 @@ def test_mistake_pauses_longer_each_time_and_mends_when_it_is_mended(up: Host) -
     up.configure("bogus = 1\n")
     up.compose("restart", "swapd")
     time.sleep(15)
+    end = time.monotonic() + 90
     while not (state := up.state())["Restarting"]:
+        assert time.monotonic() < end, state
         time.sleep(0.1)
     assert 1 <= state["Restarts"] <= 9 and state["ExitCode"] == 2
     assert "bogus: no such key" in up.compose("logs", "swapd")
@@ -128,11 +131,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     git = ["git", "-C", str(folder / "engine"), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "b1"]):
         debian.done([*git, *words])
-    serving = ["git", "daemon", f"--base-path={folder}", "--export-all", "--listen=127.0.0.1", f"--port={PORT}"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serving = ["git", "daemon", f"--base-path={folder}", "--export-all", "--listen=127.0.0.1", f"--port={port}"]
     process = subprocess.Popen(serving, stdin=subprocess.DEVNULL, start_new_session=True)
-    yield f"git://127.0.0.1:{PORT}/engine"
-    os.killpg(process.pid, signal.SIGTERM)
-    process.wait(10)
+    try:
+        wait_for(lambda: listens(port), 10, "git daemon does not listen")
+        yield f"git://127.0.0.1:{port}/engine"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(10)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize(

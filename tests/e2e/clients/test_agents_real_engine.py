@@ -63,7 +63,6 @@ def test_first_prompt_is_answered_by_a_real_model(program: str, tmp_path: Path) 
         assert rows and all(row["status"] == 200 and row["outcome"] == "ok" for row in rows), rows
         longest = max(rows, key=lambda row: row["prompt_tokens"] or 0)
         assert longest["prompt_tokens"] > 400 and 0 < longest["completion_tokens"] <= TOKENS, longest
-        print(program, longest["prompt_tokens"], "tokens", done.seconds, "s")
 
 
 @pytest.mark.parametrize(("program", "words"), [("claude", "rompt is too long"), ("codex", "ran out of room")])
