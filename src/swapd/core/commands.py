@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from swapd.core.spec import DeviceId, ModelId
 from swapd.errors import SwapdError
@@ -44,8 +44,7 @@ class SampleDevices:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GrantLease:
+class GrantLease(NamedTuple):
     """A waiting request may go to its model's process of this generation."""
 
     rid: str

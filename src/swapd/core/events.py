@@ -1,17 +1,19 @@
-"""Facts, in the past tense. ``at`` is monotonic seconds; everything is plain data."""
+"""Facts, in the past tense. ``at`` is monotonic seconds; everything is plain data.
+
+Those of every request are named tuples: they are made faster than frozen dataclasses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from swapd.core.ledger import MachineSample
 from swapd.core.spec import Catalog, DeviceId, Footprint, ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(NamedTuple):
     """A request for a model; ``prompt_tokens`` is an estimate (bytes / 4)."""
 
     at: float
@@ -28,8 +30,7 @@ class RequestWithdrawn:
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReturned:
+class LeaseReturned(NamedTuple):
     """A granted request ended, on its last byte, an error or a hang-up.
 
     ``served``: the engine answered. ``prefill_tps``: its prefill rate in tokens/s

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swapd.core.spec import Catalog, Group, ModelId
+
+
+class Rows(dict[ModelId, tuple[str, str]]):
+    """One group's part of the table: by resident, what protects it from that group's models, and why it has to go."""
+
+    def __init__(self, row: Callable[[Group | None, ModelId], tuple[str, str]], ours: Group | None) -> None:
+        super().__init__()
+        self._row, self._ours = row, ours
+
+    def __missing__(self, resident: ModelId) -> tuple[str, str]:
+        found = self[resident] = self._row(self._ours, resident)
+        return found
 
 
 class GroupRules:
@@ -12,22 +26,34 @@ class GroupRules:
         self._ungrouped_swap = catalog.policy.ungrouped == "swap"
         self._models = catalog.models
         self._group_of: dict[ModelId, Group] = {m: g for g in catalog.groups.values() for m in g.members}
-        self._cache: dict[tuple[str | None, ModelId], str] = {}
+        self._rows: dict[str | None, Rows] = {}
 
     def group_of(self, model: ModelId) -> Group | None:
         """The group that names a model, or ``None``."""
         return self._group_of.get(model)
 
+    def rows_for(self, target: ModelId) -> Rows:
+        """What the table says of every resident when ``target`` is to be loaded."""
+        group = self._group_of.get(target)
+        key = group.id if group else None
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = Rows(self._row, group)
+        return rows
+
     def unloads(self, target: ModelId, resident: ModelId) -> str:
         """Why loading ``target`` unloads ``resident`` by the table, before any protection; ``""`` if it does not."""
-        group = self._group_of.get(target)
-        key = (group.id if group else None, resident)
-        reason = self._cache.get(key)
-        if reason is None:
-            reason = self._cache[key] = self._row(group, self._group_of.get(resident))
-        return reason
+        return self.rows_for(target)[resident][1]
 
-    def _row(self, ours: Group | None, theirs: Group | None) -> str:
+    def protects(self, target: ModelId, resident: ModelId) -> str:
+        """Why ``resident`` may not be evicted for ``target``; ``""`` if it may."""
+        return self.rows_for(target)[resident][0]
+
+    def _row(self, ours: Group | None, resident: ModelId) -> tuple[str, str]:
+        theirs = self._group_of.get(resident)
+        return self._protection(ours, theirs, resident), self._reason(ours, theirs)
+
+    def _reason(self, ours: Group | None, theirs: Group | None) -> str:
         if ours is not None and theirs is ours:
             return f"group {ours.id!r} swaps its members" if ours.swap else ""
         if ours is not None:
@@ -36,15 +62,13 @@ class GroupRules:
             return f"it is in the exclusive group {theirs.id!r}"
         return "ungrouped models swap" if self._ungrouped_swap else ""
 
-    def protects(self, target: ModelId, resident: ModelId) -> str:
-        """Why ``resident`` may not be evicted for ``target``; ``""`` if it may."""
+    def _protection(self, ours: Group | None, theirs: Group | None, resident: ModelId) -> str:
         spec = self._models.get(resident)
         if spec is None:  # no longer configured
             return ""
         if spec.persistent:
             return f"{resident!r} is persistent"
-        theirs = self._group_of.get(resident)
-        if theirs is not None and theirs.persistent and self._group_of.get(target) is not theirs:
+        if theirs is not None and theirs.persistent and ours is not theirs:
             return f"{resident!r} is in the persistent group {theirs.id!r}"
         return ""
 

@@ -71,9 +71,9 @@ class Line:
         """The oldest heads, and those of the highest priority."""
         return [e[1] for e in self._by_age[:count]] + [e[2] for e in self._by_rank[:count]]
 
-    def by_rank(self) -> list[Waiter]:
-        """All heads by priority, then age."""
-        return [entry[2] for entry in self._by_rank]
+    def by_rank(self, after: float) -> list[Waiter]:
+        """Heads that came later than ``after``, by priority, then age."""
+        return [waiter for _, _, waiter in self._by_rank if waiter.arrived_at > after]
 
     def priorities(self) -> Collection[int]:
         """The priorities of all heads."""

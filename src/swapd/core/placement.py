@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import sub
 from typing import Final, TypeAlias
 
 from swapd.core.groups import GroupRules
@@ -93,15 +94,14 @@ class World:
         return table
 
     def _draw_table(self, target: ModelId) -> Table:
-        table = Table()
+        table, rows = Table(), self.rules.rows_for(target)
         for resident in self.residents:
+            protection, why = rows[resident.spec.id]
             if resident.claim is Claim.LOST:
                 continue
-            name = resident.spec.id
-            protection = "" if resident.claim is Claim.GOING else self.rules.protects(target, name)
-            if protection:
+            if protection and resident.claim is not Claim.GOING:
                 table.protected.append((resident, protection))
-            elif why := self.rules.unloads(target, name):
+            elif why:
                 table.unloaded.append((resident, why))
         return table
 
@@ -318,18 +318,21 @@ def cheapest(candidates: Sequence[Resident], short: Mapping[DeviceId, int]) -> l
     if not _covers(candidates, short):
         return None
     order = sorted(candidates, key=lambda r: r.cost_s)
+    frees = [tuple([r.need.need_bytes.get(d, 0) for d in short]) for r in order]
     looked_at = 0
-    queue: list[tuple[float, int, tuple[int, ...]]] = [(order[0].cost_s, 0, (0,))]
+    # cost, the last one picked, all picked, and what the others but the last leave missing by device
+    queue: list[tuple[float, int, tuple[int, ...], tuple[int, ...]]] = [(order[0].cost_s, 0, (0,), (*short.values(),))]
     while queue and looked_at < SEARCH_LIMIT:
-        cost, last, picked = heapq.heappop(queue)
+        cost, last, picked, before = heapq.heappop(queue)
         looked_at += 1
-        chosen = [order[i] for i in picked]
-        if _covers(chosen, short):
-            return chosen
-        if last + 1 < len(order):
-            step = order[last + 1].cost_s
-            heapq.heappush(queue, (cost + step, last + 1, (*picked, last + 1)))
-            heapq.heappush(queue, (cost + step - order[last].cost_s, last + 1, (*picked[:-1], last + 1)))
+        missing = tuple(map(sub, before, frees[last]))
+        if max(missing) <= 0:
+            return [order[i] for i in picked]
+        after = last + 1
+        if after < len(order):
+            step = order[after].cost_s
+            heapq.heappush(queue, (cost + step, after, (*picked, after), missing))
+            heapq.heappush(queue, (cost + step - order[last].cost_s, after, (*picked[:-1], after), before))
     return _greedy(order, short)
 
 

@@ -130,7 +130,8 @@ class Scheduler:
         if waiter.generation != record.generation or event.rid not in record.leases:
             return
         record.leases.discard(event.rid)
-        self._do.grant(record)
+        if record.queue:
+            self._do.grant(record)
         if not record.leases:
             self._do.survey.changed()
             record.idle_since = self._do.now

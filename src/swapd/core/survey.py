@@ -75,9 +75,9 @@ class Survey:
         overdue = self._overdue_heads(line, again, now, before)
         for waiter in self._with_a_chance(overdue, now, overdue=True):
             yield waiter, True
-        for waiter in self._with_a_chance(self._other_heads(line, again, now), now, overdue=False):
-            if waiter.arrived_at > before:
-                yield waiter, False
+        others = self._other_heads(line, again, now, before)
+        for waiter in self._with_a_chance(others, now, overdue=False):
+            yield waiter, False
         self._new.clear()
         self._overdue_until = before
 
@@ -89,12 +89,12 @@ class Survey:
         late |= {w.seq: w for w in _heads(again) if w.arrived_at <= before}
         return [late[seq] for seq in sorted(late)]
 
-    def _other_heads(self, line: Line, again: list[Record], now: float) -> list[Waiter]:
+    def _other_heads(self, line: Line, again: list[Record], now: float, before: float) -> list[Waiter]:
         """All of them if more could be had than before by any priority, else the new ones and those held up."""
         grown = [self._grown(priority, now, priority) for priority in line.priorities()]
         if any(grown):
-            return line.by_rank()
-        return sorted(_heads(again), key=lambda w: (-w.record.priority, w.seq))
+            return line.by_rank(before)
+        return sorted((w for w in _heads(again) if w.arrived_at > before), key=lambda w: (-w.record.priority, w.seq))
 
     def _grown(self, rank: Rank, now: float, priority: int) -> bool:
         """Whether more could be had by waiters of this rank than when all of them were last looked at."""
@@ -104,12 +104,13 @@ class Survey:
 
     def _with_a_chance(self, waiters: Iterable[Waiter], now: float, *, overdue: bool) -> Iterator[Waiter]:
         """Those that could fit by bytes, or are due for a look. The hot loop of an event."""
-        drawn, new = self._most, self._new
+        drawn, new = None, self._new
+        rank: Rank = None
+        most: Most = {}
         for waiter in waiters:
             record = waiter.record
-            rank = None if overdue else record.priority
-            most = drawn.get(rank)
-            if most is None or drawn is not self._most:
+            if drawn is not self._most or (rank != record.priority and not overdue):
+                rank = None if overdue else record.priority
                 most = self._draw_most(now, rank, record.priority)
                 drawn = self._most
             for device, size in record.needs:
