@@ -24,7 +24,7 @@ def command(config: str | None, listen: str | None, demo: bool, devices: str | N
     Without a configuration the GGUFs found in $SWAPD_MODELS, ./models, ~/models and the Hugging Face and llama.cpp
     caches are served, one id a file.
     """
-    gc.disable()  # start-up makes no garbage worth looking for; `calm_collector` turns it on again
+    gc.disable()  # start-up makes no garbage worth looking for; `calm.settle` turns it on again
 
     from swapd import wiring
     from swapd.launch import pid1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ from typing import Any, Final
 import uvicorn
 
 from swapd.proxy.asgi import App
+from swapd.proxy.calm import settle
 from swapd.proxy.http import HttpProtocol
 from swapd.proxy.listen import Address, bind
 from swapd.proxy.notify import Notifier, notified
@@ -28,7 +28,7 @@ CLOSE_S: Final = 2
 _CUT: Final = "ASGI callable returned without completing response."
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its signal handlers and its tick: ``proxy.http`` dates each answer itself."""
 
     def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listening()
-        asyncio.get_running_loop().call_later(CALM_AFTER_S, calm_collector)
+        asyncio.get_running_loop().call_later(CALM_AFTER_S, settle)
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
@@ -83,7 +83,7 @@ async def serve(
         on_listening(url)
         notifier.ready(url)
 
-    server = _Server(server_config(app), listening)
+    server = Server(server_config(app), listening)
     signalled: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,7 +110,7 @@ def url_of(listen: Address, sockets: Sequence[socket.socket]) -> str:
     return f"http://{shown}:{sockets[0].getsockname()[1]}"
 
 
-async def _obey(signalled: asyncio.Queue[None], supervisor: Supervisor, server: _Server, notifier: Notifier) -> None:
+async def _obey(signalled: asyncio.Queue[None], supervisor: Supervisor, server: Server, notifier: Notifier) -> None:
     """On the first signal in order, on the second at once."""
     await signalled.get()
     notifier.stopping()
@@ -122,17 +122,9 @@ async def _obey(signalled: asyncio.Queue[None], supervisor: Supervisor, server: 
         server.leave()
 
 
-async def _shut_down(supervisor: Supervisor, server: _Server) -> None:
+async def _shut_down(supervisor: Supervisor, server: Server) -> None:
     await supervisor.shutdown()
     server.leave()
-
-
-def calm_collector() -> None:
-    """Keep the garbage collector off the hot path: what start-up made is never looked at again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-    gc.enable()
 
 
 def server_config(app: App) -> uvicorn.Config:
