@@ -205,32 +205,63 @@ def test_our_http_protocol_answers_as_uvicorns_does() -> None:
     scenario()
 
 
-async def _answers_of(protocol: type) -> list[bytes]:
+def test_connection_is_closed_when_it_has_been_idle_and_never_while_it_is_used() -> None:
+    @on_uvloop
+    async def scenario() -> None:
+        async with _serving(HttpProtocol, keep_alive_s=0.1) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            ask = b"POST /sized HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+            for first, second in ((ask, b"hi"), (ask[:9], ask[9:] + b"hi"), (ask + b"h", b"i")):
+                writer.write(first)
+                await asyncio.sleep(0.25)  # longer than it may be idle
+                writer.write(second)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                await reader.readuntil(b"hi")
+            assert server.server_state.connections
+            async with asyncio.timeout(10):
+                assert await reader.read() == b"", "nobody asks any more"
+            await until(lambda: not server.server_state.connections)
+            writer.close()
+
+    scenario()
+
+
+@asynccontextmanager
+async def _serving(protocol: type, keep_alive_s: float = 120) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+    """``small_app`` behind a protocol, and its port."""
     config = server_config(small_app)
-    config.http, config.port = protocol, 0
+    config.http, config.port, config.timeout_keep_alive = protocol, 0, keep_alive_s  # type: ignore[assignment]
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     await server.startup()
-    port = server.servers[0].sockets[0].getsockname()[1]
-    answers = []
-    for request in REQUESTS:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request)
-        answer = b""
-        try:
-            async with asyncio.timeout(0.1):
-                while data := await reader.read(65536):
-                    answer += data
-            answer += b"<closed>"
-        except TimeoutError:
-            answer += b"<open>"
-        answers.append(answer)
-        writer.close()
-    for listener in server.servers:
-        listener.close()
+    try:
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        for listener in server.servers:
+            listener.close()
     await until(lambda: not server.server_state.connections)
-    return answers
+
+
+async def _answers_of(protocol: type) -> list[bytes]:
+    async with _serving(protocol) as (_, port):
+        return [await _answer(port, request) for request in REQUESTS]
+
+
+async def _answer(port: int, request: bytes) -> bytes:
+    """All that comes, and whether the connection was closed then."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = b""
+    try:
+        async with asyncio.timeout(0.1):
+            while data := await reader.read(65536):
+                answer += data
+        answer += b"<closed>"
+    except TimeoutError:
+        answer += b"<open>"
+    writer.close()
+    return answer
 
 
 def _normal(answer: bytes) -> list[bytes]:

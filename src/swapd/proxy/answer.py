@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Final
 
 from swapd.errors import SwapdError
-from swapd.proxy.asgi import ONE_WRITE, RID, WRITE, Headers, Message, Scope, Send
+from swapd.proxy.asgi import ONE_WRITE, RID, WRITE_CHUNK, Headers, Message, Scope, Send
 from swapd.proxy.headers import OWN_STREAM_HEAD, response_headers
 from swapd.proxy.refusals import MAX_BYTES, in_its_words, needs_words, refusal_event
 from swapd.proxy.sse import KEEP_ALIVES, Dialect, error_event
@@ -43,7 +43,7 @@ class Answer:
         "_send",
         "_start",
         "_stuck",
-        "_write",
+        "_write_chunk",
         "asked",
         "dialect",
         "direct",
@@ -63,8 +63,8 @@ class Answer:
         self.model = self.asked = ""
         extensions: Mapping[str, Any] = scope.get("extensions", {})
         self._one_write = ONE_WRITE in extensions
-        self._write: Callable[[bytes], bool] | None = extensions.get(WRITE)
-        self.direct: Callable[[bytes], bool] | None = None  # ``_write``, while nothing else is on its way
+        self._write_chunk: Callable[[bytes], bool] | None = extensions.get(WRITE_CHUNK)
+        self.direct: Callable[[bytes], bool] | None = None  # ``_write_chunk``, while nothing else is on its way
         self._start: Message | None = None
         self._queue: list[Message] = []
         self._stuck: tuple[Coroutine[Any, Any, None], Any] | None = None
@@ -111,7 +111,7 @@ class Answer:
         if not self._push(message):
             return False
         if self.stage in _FLOWING:
-            self.direct = self._write
+            self.direct = self._write_chunk
         return True
 
     def _refused(self) -> bytes:

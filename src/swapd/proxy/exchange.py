@@ -172,7 +172,8 @@ class Exchange:
                 while self._phase in _RUNNING:
                     await self._sleep()
                 if self._phase is Phase.COMPLETE:
-                    await self._taken()  # the lease outlives the stream
+                    if self.answer.stuck:
+                        await self._taken()  # the lease outlives the stream
                     return True
             return await self._failed(ticket, connection, last_try=fresh)
         finally:
@@ -337,8 +338,6 @@ class Exchange:
 
     async def _taken(self) -> None:
         """Until the client has taken what waits; a request that was cancelled waits for nobody."""
-        if not self.answer.stuck:
-            return
         taking = Driven(self.answer.drain(), self._poke)
         try:
             while not taking.done:

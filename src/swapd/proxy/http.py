@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with three things that a relay needs on its hot path, and one for websockets.
 
-* A part of a body is written by a plain call: a coroutine for each token costs more.
+* A chunk of a body is written by a plain call, framed as it came: a coroutine for each token costs more.
 * A hang-up calls back, so that watching for it needs neither a task nor a ``receive``.
 * A head and the bytes that come with it are one ``write``: each write is a
   system call, and a wake-up of the client.
@@ -17,22 +17,34 @@ import asyncio
 import time
 from collections.abc import Callable
 from email.utils import formatdate
+from math import inf
 from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from swapd.proxy.asgi import HANG_UP, ONE_WRITE, TAKE_OVER, WRITE
+from swapd.proxy.asgi import HANG_UP, ONE_WRITE, TAKE_OVER, WRITE_CHUNK
 
 _JOINED_BYTES: Final = 65536
 """Larger bodies are not copied behind their head."""
+_SLACK_S: Final = 0.001
+"""uvloop counts milliseconds: a timer may come up to half of one early."""
 
 
 class Cycle(RequestResponseCycle):
     """One request and its response."""
 
     on_hang_up: Callable[[], None] | None = None
+    task: asyncio.Task[None]
+
+    async def run_in(self, tasks: set[asyncio.Task[None]], app: Any) -> None:
+        """Run the app, as one of the tasks that the server waits for."""
+        try:
+            await self.run_asgi(app)
+        finally:
+            tasks.discard(self.task)
 
     def watch(self, on_hang_up: Callable[[], None] | None) -> bool:
         """Call back when the client goes (None: no longer); False if it has gone already."""
@@ -41,12 +53,11 @@ class Cycle(RequestResponseCycle):
             self.flow.resume_reading()
         return not self.disconnected
 
-    def write(self, body: bytes) -> bool:
-        """A part of a chunked body, at once; False: nothing was done, ``send`` it."""
+    def write_chunk(self, chunk: bytes) -> bool:
+        """A chunk of a chunked body, framed already, at once; False: nothing was done, ``send`` what is in it."""
         if self.flow.write_paused or self.disconnected or not self.chunked_encoding:
             return False
-        if body:  # an empty chunk would be the end
-            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        self.transport.write(chunk)
         return True
 
     async def send(self, message: Any) -> None:
@@ -134,7 +145,9 @@ def date_header() -> tuple[bytes, bytes]:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One client's connection."""
+    """One client's connection. ``timeout_keep_alive_task`` is set once, not for each request."""
+
+    _idle_since = inf
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -154,13 +167,59 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """As uvicorn's; a request to upgrade that is no websocket keeps its body."""
-        self._unset_keepalive_if_required()
+        self._idle_since = inf
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._read_body(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """As uvicorn's; the task takes itself off the list, which needs no turn of the loop."""
+        cycle.task = self.loop.create_task(cycle.run_in(self.tasks, app))
+        self.tasks.add(cycle.task)
+
+    def on_body(self, body: bytes) -> None:
+        """As uvicorn's."""
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        """As uvicorn's."""
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._close_after(self.timeout_keep_alive)
+
+    def _close_after(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close what has been idle for long enough, else look again: one that is busy, after its next answer."""
+        self.timeout_keep_alive_task = None
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left <= _SLACK_S:
+            super().timeout_keep_alive_handler()
+        elif left < inf:
+            self._close_after(left)
 
     def _read_body(self, data: bytes) -> None:
         """The parser takes what follows such a head (Java's client always offers ``h2c``) for no HTTP."""
@@ -202,7 +261,7 @@ class HttpProtocol(HttpToolsProtocol):
             keep_alive=http_version != "1.0" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
-        scope["extensions"] = {HANG_UP: cycle.watch, WRITE: cycle.write, ONE_WRITE: {}}
+        scope["extensions"] = {HANG_UP: cycle.watch, WRITE_CHUNK: cycle.write_chunk, ONE_WRITE: {}}
         if self.parser.should_upgrade():
             scope["extensions"][TAKE_OVER] = self.take_over
         if running is None or running.response_complete:

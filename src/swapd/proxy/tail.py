@@ -12,8 +12,7 @@ FRONT_BYTES: Final = 1024
 FEWEST_PROMPT_TOKENS: Final = 64
 _OBJECT_BYTES: Final = 2048
 _MOST_PER_SECOND: Final = 1e9
-_READ: Final = re.compile(rb'"prompt_n"\s*:\s*([0-9]{1,9})')
-_RATE: Final = re.compile(rb'"prompt_per_second"\s*:\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
+_NUMBER: Final = re.compile(rb"\s*:\s*([0-9]{1,15}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)")
 _RAW_DECODE = json.JSONDecoder().raw_decode
 
 
@@ -43,10 +42,17 @@ def prefill_rate(tail: bytes) -> float:
     start = tail.rfind(b'"timings"')
     if start < 0:
         return 0.0
-    rate, read = _RATE.search(tail, start), _READ.search(tail, start)
-    if rate is None or (read is not None and int(read[1]) < FEWEST_PROMPT_TOKENS):
+    read = _number_of(b'"prompt_n"', tail, start)
+    if read is not None and read < FEWEST_PROMPT_TOKENS:
         return 0.0
-    return min(float(rate[1]), _MOST_PER_SECOND)
+    return min(_number_of(b'"prompt_per_second"', tail, start) or 0.0, _MOST_PER_SECOND)
+
+
+def _number_of(name: bytes, text: bytes, start: int) -> float | None:
+    """The number of that (quoted) name behind ``start``; found without reading what is between."""
+    at = text.find(name, start)
+    found = _NUMBER.match(text, at + len(name)) if at >= 0 else None
+    return float(found[1]) if found else None
 
 
 def is_keep_alive(data: bytes) -> bool:

@@ -44,7 +44,10 @@ TAIL_PIECES: Final = 8
 
 Key: TypeAlias = tuple[ModelId, int]
 Direct: TypeAlias = Callable[[bytes], bool]
-"""Takes a piece of a body right away; False: it did not, ``on_data`` has to."""
+"""Takes a whole chunk, framing and all, right away; False: it did not, ``on_data`` has to."""
+_SIZES: Final = {b"%x" % size: size for size in range(1, 0x1000)}
+_EVENT_END: Final = b"\n\n\r\n"
+"""How a chunk ends that is a whole event of a stream, or several."""
 
 
 class Receiver(Protocol):
@@ -96,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._chunks: list[bytes] = []
         self.on_body = self._chunks.append  # httptools calls it for each piece; a method of ours would cost more
-        self._head_only = self._headed = self._complete = self._keep = False
+        self._head_only = self._headed = self._complete = self._keep = self._between = False
         self._parser: Any = httptools.HttpResponseParser(self)
 
     def ask(self, receiver: Receiver, head: bytes, body: bytes, *, head_only: bool = False, unsent: int = 0) -> None:
@@ -148,7 +151,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once; the receiver hears nothing more."""
-        self._receiver = None
+        self._receiver = self._direct = None
         self._pool.forget(self)
         if self._transport is not None:
             self._transport.abort()
@@ -166,6 +169,12 @@ class Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        direct = self._direct
+        if direct is not None:  # the parser is between two chunks: what is one whole event needs no parsing
+            size_end = data.find(b"\r\n", 1, 5)
+            if _SIZES.get(data[:size_end]) == len(data) - size_end - 4 and data.endswith(_EVENT_END) and direct(data):
+                self.tail.append(data)
+                return
         receiver = self._receiver
         if receiver is None:
             self.abort()  # an answer that nobody asked for
@@ -179,9 +188,6 @@ class Connection(asyncio.Protocol):
             self.retire(None)
             return
         chunks = self._chunks
-        if self._direct is not None and len(chunks) == 1 and not self._complete and self._direct(chunks[0]):
-            self.tail.append(chunks.pop()[-TAIL_BYTES:])
-            return
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if chunks:
             self.tail.append(body[-TAIL_BYTES:])
@@ -194,7 +200,8 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self._finish(receiver, body)
         elif self._headed:
-            self._direct = receiver.on_data(body, last=False)
+            direct = receiver.on_data(body, last=False)
+            self._direct = direct if self._between and data.endswith(b"\n") else None
 
     def pause_writing(self) -> None:
         self.full = True
@@ -229,12 +236,18 @@ class Connection(asyncio.Protocol):
             self._status = status
             self._keep = self._parser.should_keep_alive()
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_message_complete(self) -> None:
         self._complete = self._status != 0 or self._headed
 
     def _finish(self, receiver: Receiver, data: bytes) -> None:
-        self._receiver = None
-        self._headed = self._complete = False
+        self._receiver = self._direct = None
+        self._headed = self._complete = self._between = False
         if self._keep and not self.unsent:
             self._pool.release(self)
         else:
