@@ -1,6 +1,6 @@
 """CPU of a relay per request and per streamed chunk, against a bare splice on the same machine in the same run.
 
-    python -m benchmarks.relay [--runs 5] [--factory module:function] [--flat-out]
+    python -m benchmarks.relay [--launches 3] [--runs 2] [--factory module:function] [--flat-out]
 
 Two loads: JSON requests of 2 KB by 16 clients, and streams of 200 chunks by 32
 clients. Each relay is a process of its own whose CPU time the kernel tells;
@@ -246,17 +246,13 @@ class _Forgetful(list):
 
 
 async def serve_app(upstream: str, port: int, factory: str) -> None:
-    import uvicorn
-
-    from swapd.proxy.serve import calm_collector, server_config
+    from swapd.proxy.listen import Address, bind
+    from swapd.proxy.serve import Server, server_config
 
     module, _, function = factory.partition(":")
     made = getattr(importlib.import_module(module), function)(upstream)
     app = await made if isinstance(made, Awaitable) else made
-    config = server_config(app)
-    config.host, config.port = "127.0.0.1", port
-    calm_collector()
-    await uvicorn.Server(config).serve()
+    await Server(server_config(app), lambda: None).serve(bind(Address(host="127.0.0.1", port=port)))
 
 
 @contextmanager
@@ -332,7 +328,8 @@ def run_once(pid: int, port: int, pace: Pace) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--launches", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=2, help="of each launch")
     parser.add_argument("--factory", default="benchmarks.relay:build_fake")
     parser.add_argument("--flat-out", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -340,7 +337,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.serve:
         return serve_child(*options.serve, options.factory, FLAT_OUT if options.flat_out else PACED)
-    medians = compare(options.runs, options.factory, flat_out=options.flat_out)
+    medians = compare(options.launches, options.runs, options.factory, flat_out=options.flat_out)
     return report(medians, as_json=options.json)
 
 
@@ -354,8 +351,20 @@ def serve_child(kind: str, path: str, port: str, factory: str, pace: Pace) -> in
     return 0
 
 
-def compare(runs: int, factory: str, *, flat_out: bool) -> dict[str, tuple[float, ...]]:
-    """Medians of microseconds per request and per chunk; the first run only warms up."""
+def compare(launches: int, runs: int, factory: str, *, flat_out: bool) -> dict[str, tuple[float, ...]]:
+    """Medians of microseconds per request and per chunk, of all runs of all launches.
+
+    Each launch starts the relays anew (where a process's memory lies changes what it costs) and warms them up.
+    """
+    figures: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(launches):
+        for name, row in launch(runs, factory, flat_out=flat_out):
+            figures.setdefault(name, []).append(row)
+    return {name: tuple(map(statistics.median, zip(*rows, strict=True))) for name, rows in figures.items()}
+
+
+def launch(runs: int, factory: str, *, flat_out: bool) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Name and figures of each run of each relay, in turn."""
     options = ["--factory", factory, *(["--flat-out"] if flat_out else [])]
     pace = FLAT_OUT if flat_out else PACED
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -371,13 +380,11 @@ def compare(runs: int, factory: str, *, flat_out: bool) -> dict[str, tuple[float
             relays["llama-swap"] = (stack.enter_context(llama_swap(folder, port, flat_out=flat_out)), port)
         for _, port in relays.values():
             wait_for(port)
-        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in relays}
-        for number in range(runs + 1):
+        for pid, port in relays.values():
+            run_once(pid, port, pace._replace(requests=pace.requests // 4, streams=STREAM_CLIENTS // 4))
+        for _ in range(runs):
             for name, (pid, port) in relays.items():
-                figure = run_once(pid, port, pace)
-                if number:
-                    figures[name].append(figure)
-    return {name: tuple(map(statistics.median, zip(*rows, strict=True))) for name, rows in figures.items()}
+                yield name, run_once(pid, port, pace)
 
 
 def report(medians: dict[str, tuple[float, ...]], *, as_json: bool) -> int:

@@ -26,6 +26,7 @@ from swapd.core.endpoint import Upstream
 from swapd.core.scheduler import Scheduler
 from swapd.core.spec import BinarySpec, Catalog, Group, LaunchSpec, ModelSpec
 from swapd.llama.launcher import LlamaLauncher, Surroundings
+from swapd.proxy.calm import settle
 from swapd.supervisor.pool import Supervisor
 
 GOAL_MS = 25
@@ -66,6 +67,7 @@ async def measure(folder: Path) -> list[tuple[float, float, float]]:
 
     launcher.start = timed_start  # type: ignore[method-assign]
     gaps = []
+    settle()  # as a swapd that serves has done
     async with supervisor.running():
         for number in range(SWAPS + 1):
             asked = time.monotonic()
