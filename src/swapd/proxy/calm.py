@@ -38,14 +38,12 @@ def collapse_heap() -> int:
     """Put the filled ranges of the heap on huge pages; how many. 0 where the system has none, or none are wanted."""
     import ctypes  # here, because the start need not wait for it
 
-    if _MODES.exists() and "[never]" in _MODES.read_text():
+    try:
+        ranges = [] if "[never]" in _MODES.read_text() else list(_filled())
+    except (OSError, ValueError):  # a kernel without huge pages; no /proc, or one that says less
         return 0
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    try:
-        ranges = list(_filled())
-    except (OSError, ValueError):  # no /proc, or one that says less
-        return 0
     return sum(advise(start, HUGE_BYTES, _MADV_COLLAPSE) == 0 for start in ranges)
 
 

@@ -151,6 +151,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         cycle: Any = self.cycle
         if cycle is not None and cycle.on_hang_up is not None and not cycle.response_complete:
             cycle.on_hang_up()
