@@ -29,9 +29,9 @@ from swapd.supervisor.ports import ActivityLog
 
 ANSWERS_KEPT: Final = 20
 """So many answers of a model make its speed."""
-DONE_KEPT: Final = 32
-DONE_S: Final = 0.25
-"""So many that ended are digested at once, or what there is after so long."""
+DONE_KEPT: Final = 256
+DONE_S: Final = 1.0
+"""So many that ended (9 KiB each at most) are digested at once, or those there are after so long."""
 _STATES: Final = {Phase.WAITING: "queued", Phase.ASKED: "prefill"}
 """What a request does that is not there: it answers, or its client still takes the answer."""
 
