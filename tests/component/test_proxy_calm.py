@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import mmap
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.component.fake_supervisor import StubUpstream, on_uvloop, until
+from tests.component.test_proxy_serve import served, short_stream
 
 MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SCRIPT = """
@@ -37,13 +41,37 @@ def collapsed(modes: str = "") -> dict[str, int]:
     return told
 
 
-@pytest.mark.skipif(not MODES.exists() or "[never]" in MODES.read_text(), reason="this kernel gives no huge pages")
+def gives_huge_pages() -> bool:
+    """Whether this kernel does it when it is asked by somebody else."""
+    size = 2 << 20
+    with mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"x" * len(memory))
+        try:
+            memory.madvise(25)  # MADV_COLLAPSE
+        except OSError:
+            return False
+    return "[never]" not in MODES.read_text()
+
+
+needs_huge_pages = pytest.mark.skipif(not gives_huge_pages(), reason="this kernel gives no huge pages")
+
+
+@needs_huge_pages
 def test_filled_part_of_the_heap_moves_to_huge_pages_and_takes_little_more_memory() -> None:
     told = collapsed()
-    if not told["count"]:
-        pytest.skip("the kernel had none to give")
-    assert told["huge_kib"] >= told["count"] * 2048
+    assert told["count"] > 0 and told["huge_kib"] >= told["count"] * 2048
     assert told["grown_kib"] <= told["count"] * 512 + 1024, "at least three quarters of each were in use"
+
+
+@needs_huge_pages
+def test_server_does_it_by_itself_soon_after_its_start(tmp_path: Path) -> None:
+    @on_uvloop
+    async def scenario() -> None:
+        async with served(tmp_path, StubUpstream(short_stream), 1.0) as (process, _):
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup")
+            await until(lambda: "AnonHugePages:         0 kB" not in rollup.read_text())
+
+    scenario()
 
 
 def test_nothing_moves_where_the_administrator_wants_no_huge_pages(tmp_path: Path) -> None:

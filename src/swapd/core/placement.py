@@ -96,9 +96,9 @@ class World:
     def _draw_table(self, target: ModelId) -> Table:
         table, rows = Table(), self.rules.rows_for(target)
         for resident in self.residents:
-            protection, why = rows[resident.spec.id]
             if resident.claim is Claim.LOST:
                 continue
+            protection, why = rows[resident.spec.id]
             if protection and resident.claim is not Claim.GOING:
                 table.protected.append((resident, protection))
             elif why:

@@ -22,7 +22,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from swapd.proxy.asgi import HANG_UP, ONE_WRITE, TAKE_OVER, WRITE_CHUNK
@@ -180,22 +179,6 @@ class HttpProtocol(HttpToolsProtocol):
         """As uvicorn's; the task takes itself off the list, which needs no turn of the loop."""
         cycle.task = self.loop.create_task(cycle.run_in(self.tasks, app))
         self.tasks.add(cycle.task)
-
-    def on_body(self, body: bytes) -> None:
-        """As uvicorn's."""
-        cycle = self.cycle
-        if not cycle.response_complete:
-            cycle.body += body
-            if len(cycle.body) > HIGH_WATER_LIMIT:
-                self.flow.pause_reading()
-            cycle.message_event.set()
-
-    def on_message_complete(self) -> None:
-        """As uvicorn's."""
-        cycle = self.cycle
-        if not cycle.response_complete:
-            cycle.more_body = False
-            cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         """As uvicorn's."""

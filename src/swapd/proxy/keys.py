@@ -8,7 +8,6 @@ import re
 import socket
 from base64 import b64decode
 from collections.abc import Mapping
-from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -30,7 +29,6 @@ _ADMIN_ONLY: Final = frozenset({("PUT", "/api/profile")})
 _LOOPBACK_NAMES: Final = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
-@lru_cache(maxsize=256)
 def is_admins(method: str, path: str) -> bool:
     """Whether a request needs one of ``admin_keys``, if there are some."""
     return _ADMIN.fullmatch(path) is not None or (method, path) in _ADMIN_ONLY

@@ -121,8 +121,7 @@ class Supervisor:
 
     def dispatch(self, event: ev.Event) -> None:
         """Give the scheduler a fact and carry out its orders; events that come of them wait their turn."""
-        if self._unread is not None:
-            self._catch_up()
+        self._catch_up()
         self._events.append(event)
         if self._dispatching:
             return
