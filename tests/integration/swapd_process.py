@@ -53,6 +53,12 @@ def wait_for(what: Callable[[], T], timeout_s: float = BOUND_S, why: str = "") -
         time.sleep(0.01)
 
 
+def log_rows(path: Path) -> list[dict[str, Any]]:
+    """A log's whole lines of JSON; its last one may still be on its way. None without a file."""
+    whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
 def in_background(work: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
     """Run ``work`` in a thread; its result or exception is in the future."""
     future: Future[T] = Future()
@@ -481,9 +487,7 @@ class Swapd:
 
     def fakes(self, ev: str = "", model: str = "") -> list[dict[str, Any]]:
         """What the fake servers logged, in order."""
-        if not self.fake_log.exists():
-            return []
-        rows = [json.loads(line) for line in self.fake_log.read_text().splitlines()]
+        rows = log_rows(self.fake_log)
         return [r for r in rows if ev in ("", r["ev"]) and model in ("", r["model"])]
 
     def wait_fake(self, ev: str, model: str = "", count: int = 1, timeout_s: float = BOUND_S) -> dict[str, Any]:

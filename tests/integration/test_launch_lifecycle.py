@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from swapd.llama.instance import LlamaInstance
 from swapd.llama.launcher import LlamaLauncher, Surroundings
 from swapd.supervisor.ports import Instance, Launcher
 from tests.fakes import fake_llama_server
+from tests.integration.swapd_process import log_rows
 
 Bench = Callable[..., "LlamaLauncher"]
 
@@ -35,7 +35,7 @@ def open_fds() -> int:
 
 
 def events(path: Path, kind: str = "") -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = log_rows(path)
     return [row for row in rows if not kind or row["ev"] == kind]
 
 

@@ -32,12 +32,12 @@ class Model:
     @cached_property
     def mtp_layers(self) -> int:
         """Layers at the end that only predict further tokens; not run, and not loaded without ``draft-mtp``."""
-        return self.header.number("nextn_predict_layers")
+        return max(self.header.number("nextn_predict_layers"), 0)
 
     @cached_property
     def all_layers(self) -> int:
-        """Layers in the file; an absurd count is bounded by the tensors that are there."""
-        return min(self.header.block_count, len(self.header.tensors))
+        """Layers in the file; an absurd count is bounded by the tensors that are there, or 0."""
+        return max(min(self.header.block_count, len(self.header.tensors)), 0)
 
     @cached_property
     def layers(self) -> int:

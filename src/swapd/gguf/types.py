@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from math import isfinite
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 
 class TensorType(NamedTuple):
@@ -66,6 +67,11 @@ Scalar: TypeAlias = bool | int | float | str
 Value: TypeAlias = Scalar | tuple[Scalar, ...] | SkippedValue
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """A float of a file may be no number, or infinite."""
+    return isinstance(value, int | float) and isfinite(value)
+
+
 class TensorInfo(NamedTuple):
     """One tensor: ``shape`` fastest dimension first, ``nbytes`` on disk, ``offset`` in the data of file ``part``."""
 
@@ -100,16 +106,16 @@ class GgufHeader:
         """A whole number of this architecture; the largest where the file gives one for each layer."""
         value = self.get(key)
         if isinstance(value, tuple):
-            return max((int(v) for v in value if isinstance(v, int | float)), default=default)
-        return int(value) if isinstance(value, int | float) else default
+            return max((int(v) for v in value if _is_number(v)), default=default)
+        return int(value) if _is_number(value) else default
 
     def per_layer(self, key: str, layer: int, default: int = 0) -> int:
         """A whole number that may differ between layers."""
         value = self.get(key)
         if isinstance(value, tuple):
             item = value[layer] if 0 <= layer < len(value) else default
-            return int(item) if isinstance(item, int | float) else default
-        return int(value) if isinstance(value, int | float) else default
+            return int(item) if _is_number(item) else default
+        return int(value) if _is_number(value) else default
 
     def text(self, key: str, default: str = "") -> str:
         """A string by its full key."""

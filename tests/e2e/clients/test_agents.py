@@ -7,7 +7,6 @@ engine answers to the same agents is in ``test_agents_real_engine.py``.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import sys
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.clients.desk import NPM, Desk, Done
-from tests.integration.swapd_process import Swapd, in_background, wait_for
+from tests.integration.swapd_process import Swapd, in_background, log_rows, wait_for
 
 HERE = Path(__file__).parent
 AGENTS = {"pi": "pi", "opencode": "opencode", "codex": "codex", "claude": "claude-code", "qwen": "qwen-code"}
@@ -65,7 +64,7 @@ class Office:
 
     def turns(self) -> list[dict[str, Any]]:
         """The agent's own requests that reached the model, without titles and the like."""
-        rows = [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        rows = log_rows(self.log)
         return [row for row in rows if not row["text"].endswith("nothing to run")]
 
     def starts(self) -> int:

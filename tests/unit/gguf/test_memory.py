@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swapd.core.flags import EngineFlags
@@ -162,7 +163,11 @@ def test_a_flag_of_a_fork_makes_it_inexact() -> None:
 
 
 NUMBERS = st.one_of(
-    st.integers(-3, 1 << 40), st.just(0), st.integers(1, 4096), st.lists(st.integers(0, 999), max_size=4).map(tuple)
+    st.integers(-3, 1 << 40),
+    st.just(0),
+    st.integers(1, 4096),
+    st.lists(st.integers(0, 999), max_size=4).map(tuple),
+    st.sampled_from([math.nan, math.inf]),
 )
 FLAGS = st.builds(
     EngineFlags,
@@ -190,6 +195,7 @@ FLAGS = st.builds(
     flags=FLAGS,
     count=st.integers(0, 3),
 )
+@example(model="s_moe_base", changes=[(0, -1)], flags=EngineFlags(), count=1)
 @settings(max_examples=60, deadline=3000)
 def test_any_header_and_flags_give_a_bounded_answer(
     model: str, changes: list[tuple[int, Any]], flags: EngineFlags, count: int
