@@ -255,10 +255,14 @@ async def serve_app(upstream: str, port: int, factory: str) -> None:
     await Server(server_config(app), lambda: None).serve(bind(Address(host="127.0.0.1", port=port)))
 
 
+AS_SERVE_BEGINS = "from swapd.proxy.calm import gather_heap as g; g(); from benchmarks.relay import main; main()"
+
+
 @contextmanager
-def process(*args: str) -> Iterator[int]:
-    """A child of this file; its pid."""
-    with started([sys.executable, "-m", "benchmarks.relay", *args]) as pid:
+def process(kind: str, *args: str) -> Iterator[int]:
+    """A child of this file that serves; its pid."""
+    begin = ["-c", AS_SERVE_BEGINS] if kind == "swapd" else ["-m", "benchmarks.relay"]
+    with started([sys.executable, *begin, "--serve", kind, *args]) as pid:
         yield pid
 
 
@@ -369,12 +373,12 @@ def launch(runs: int, factory: str, *, flat_out: bool) -> Iterator[tuple[str, tu
     pace = FLAT_OUT if flat_out else PACED
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = f"{folder}/up.sock"
-        stack.enter_context(process(*options, "--serve", "upstream", path, "0"))
+        stack.enter_context(process("upstream", path, "0", *options))
         wait_for(path)
         relays = {}
         for name in ("splice", "swapd"):
             port = free_port()
-            relays[name] = (stack.enter_context(process(*options, "--serve", name, path, str(port))), port)
+            relays[name] = (stack.enter_context(process(name, path, str(port), *options)), port)
         if os.environ.get("LLAMA_SWAP_BIN"):
             port = free_port()
             relays["llama-swap"] = (stack.enter_context(llama_swap(folder, port, flat_out=flat_out)), port)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swapd.proxy import calm
 from tests.component.fake_supervisor import StubUpstream, on_uvloop, until
 from tests.component.test_proxy_serve import served, short_stream
 
@@ -31,6 +32,20 @@ before = told("Rss:")
 count = calm.collapse_heap()
 print(json.dumps({"count": count, "huge_kib": told("AnonHugePages:"), "grown_kib": told("Rss:") - before,
                   "intact": kept == copies}))
+"""
+
+
+GATHERED = """
+from swapd.proxy import calm
+
+calm.gather_heap()
+import ctypes, sqlite3, ssl, swapd.proxy.app  # libraries and some megabytes of small objects
+
+for line in open("/proc/self/maps"):
+    span, flags, _, _, _, *name = line.split()
+    low, high = (int(text, 16) for text in span.split("-"))
+    if flags == "rw-p" and not name:
+        print(high - low)
 """
 
 
@@ -61,6 +76,15 @@ def test_filled_part_of_the_heap_moves_to_huge_pages_and_takes_little_more_memor
     told = collapsed()
     assert told["count"] > 0 and told["huge_kib"] >= told["count"] * 2048
     assert told["grown_kib"] <= told["count"] * 512 + 1024, "at least three quarters of each were in use"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
+def test_gathered_heap_lies_in_one_piece_that_the_imports_fill() -> None:
+    def largest(script: str) -> int:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        return max(map(int, done.stdout.split()))
+
+    assert largest(GATHERED) >= calm.HEAP_BYTES > largest(GATHERED.replace("calm.gather_heap()", ""))
 
 
 @needs_huge_pages

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from swapd.proxy import calm
 from tests.integration.swapd_process import Gpu, Swapd, wait_for
 
 DUO = {"duo": {"members": ["big", "small"], "swap": False, "exclusive": True}}
@@ -223,3 +224,10 @@ def test_model_that_refuses_to_go_gets_the_other_one_a_409(many: Swapd) -> None:
     refused = many.chat("refused")
     assert refused.status == 409 and "'refuses'" in refused.error["message"]
     assert many.state("refuses") == "ready"
+
+
+def test_swapd_itself_has_its_small_objects_in_one_piece_of_memory(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {}}) as swapd:
+        spans = [line.split()[0].split("-") for line in Path(f"/proc/{swapd.pid}/maps").read_text().splitlines()
+                 if line.split()[1] == "rw-p" and len(line.split()) == 5]  # fmt: skip
+        assert max(int(high, 16) - int(low, 16) for low, high in spans) >= calm.HEAP_BYTES

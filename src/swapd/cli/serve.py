@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from swapd.proxy import calm
+
 
 @click.command("serve")
 @click.option("--config", "config", metavar="FILE", help="The TOML to serve (default: $SWAPD_CONFIG, ./swapd.toml, …).")
@@ -25,6 +27,7 @@ def command(config: str | None, listen: str | None, demo: bool, devices: str | N
     caches are served, one id a file.
     """
     gc.disable()  # start-up makes no garbage worth looking for; `calm.settle` turns it on again
+    calm.gather_heap()
 
     from swapd import wiring
     from swapd.launch import pid1
