@@ -124,9 +124,12 @@ def _limits(root: Path, cgroups: str) -> Iterable[Limit]:
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            group = root / "sys/fs/cgroup" / path.lstrip("/")
+            top = root / "sys/fs/cgroup"
+            group = top / path.lstrip("/")
             for level in (group, *group.parents):
-                if level == root / "sys/fs":
+                if level == top and not (top / "memory.max").exists():
+                    break  # the kernel's own root has none, and never gets one; a container's has
+                if level == top.parent:
                     break
                 yield Limit(level, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):

@@ -53,6 +53,25 @@ def test_each_reading_is_a_new_one(tmp_path: Path) -> None:
     assert (host.ram().total_bytes, host.ram().free_bytes) == (32_000_000 * 1024, 10_000_000 * 1024)
 
 
+def test_a_limit_at_the_root_that_a_container_sees_counts(tmp_path: Path) -> None:
+    host = Host(a_host(tmp_path))
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    for name, text in (("memory.max", str(GIB)), ("memory.current", "0"), ("memory.stat", "inactive_file 0\n")):
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+    assert host.ram().total_bytes == GIB
+
+
+def test_second_reading_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(a_host(tmp_path, limit=str(8 * GIB), used=6 * GIB))
+    host.ram()
+
+    def opened(path: Path, *_rest: object) -> int:
+        raise AssertionError(f"{path} was opened")
+
+    monkeypatch.setattr(os, "open", opened)
+    assert host.ram().free_bytes == 2 * GIB
+
+
 def test_a_process_that_is_moved_has_its_new_cgroups_limit(tmp_path: Path) -> None:
     host = Host(a_host(tmp_path))
     assert host.ram().total_bytes == 32_000_000 * 1024
