@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,14 +15,12 @@ from swapd.config.diff import Changes, changes
 from swapd.config.resolve import Resolved
 from swapd.errors import ConfigError
 from swapd.proxy.settings import ProxySettings
+from swapd.units import format_duration
 
 SETTLE_S: Final = 0.1
 """Editors write in pieces: the file is read this long after its last change."""
 
-WATCH_STEP_MS: Final = 1_000
-"""The watcher's thread looks this often whether the kernel has told it anything."""
-
-LOOK_ANYWAY_MS: Final = 5_000
+LOOK_ANYWAY_S: Final = 10.0
 """The file is read this often even if nothing was told: network file systems tell nothing."""
 
 log = structlog.get_logger(__name__)
@@ -90,37 +88,76 @@ class Reloader:
         path = self._current.path
         if path is None:
             return
-        seen = _digest(path)
-        try:
-            async for _ in _touched(path):
-                await asyncio.sleep(SETTLE_S)
-                now = _digest(path)
-                if now is not None and now != seen:
-                    seen = now
-                    self.ask()
-        except (OSError, RuntimeError) as error:  # RuntimeError: what watchfiles makes of the kernel's errors
-            log.warning("the file is not watched: reload by SIGHUP or swapd reload", path=str(path), error=str(error))
+        seen = _content(path)
+        async for _ in _touched(path):
+            now = _content(path)
+            if now is not None and now != seen:
+                seen = now
+                self.ask()
 
 
-def _digest(path: Path) -> bytes | None:
+def _content(path: Path) -> bytes | None:
     try:
-        return hashlib.sha256(path.read_bytes()).digest()
+        return path.read_bytes()
     except OSError:
         return None
 
 
-def _folders(path: Path) -> set[str]:
-    return {str(path.absolute().parent), str(path.resolve().parent)}
-
-
 async def _touched(path: Path) -> AsyncIterator[None]:
-    """Whenever something happens beside the file, or beside what it links to (a ConfigMap's folder is swapped)."""
+    """Whenever another file is there, or its content may be another; and every ``LOOK_ANYWAY_S``."""
+    told = asyncio.Event()
+    with _told_by_the_kernel(path, told.set):
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), LOOK_ANYWAY_S)
+                await asyncio.sleep(SETTLE_S)
+            told.clear()
+            yield
+
+
+@contextlib.contextmanager
+def _told_by_the_kernel(path: Path, tell: Callable[[], None]) -> Iterator[None]:
+    """Calls ``tell`` in the loop when something happened to the file; nothing wakes while nothing happens.
+
+    The folders are watched, of the file and of what it links to: editors replace it, and
+    a ConfigMap's is swapped as a whole. What else goes on there is no news.
+    """
+    from watchdog import events
+    from watchdog.observers import Observer
+
+    loop = asyncio.get_running_loop()
+
+    class Handler(events.FileSystemEventHandler):
+        seen = _identity(path)
+
+        def on_any_event(self, event: events.FileSystemEvent) -> None:
+            before, self.seen = self.seen, _identity(path)
+            if self.seen != before:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(tell)
+
+    observer, handler = Observer(), Handler()
+    news: list[type[events.FileSystemEvent]] = [events.FileClosedEvent, events.FileCreatedEvent, events.FileMovedEvent]
     try:
-        from watchfiles import awatch
-    except ImportError:
-        log.warning("watchfiles is not installed: reload by SIGHUP or swapd reload")
+        for folder in {path.absolute().parent, path.resolve().parent}:
+            observer.schedule(handler, str(folder), event_filter=news)
+        observer.start()
+    except OSError as error:
+        observer.unschedule_all()
+        text = f"the kernel does not tell of changes; the file is read every {format_duration(LOOK_ANYWAY_S)} instead"
+        log.warning(text, path=str(path), error=str(error))
+        yield
         return
-    async for _ in awatch(
-        *_folders(path), recursive=False, step=WATCH_STEP_MS, rust_timeout=LOOK_ANYWAY_MS, yield_on_timeout=True
-    ):
-        yield None
+    try:
+        yield
+    finally:
+        observer.stop()
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Which file it is, and when it was last written."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

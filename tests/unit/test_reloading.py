@@ -135,8 +135,7 @@ def _as_configmap(folder: Path, config: Path, text: str) -> None:
 async def test_change_of_the_file_is_told_by_the_kernel_however_it_is_written(
     tmp_path: Path, write: Callable[[Path, Path, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reloading, "LOOK_ANYWAY_MS", 60_000)
-    monkeypatch.setattr(reloading, "WATCH_STEP_MS", 50)
+    monkeypatch.setattr(reloading, "LOOK_ANYWAY_S", 60.0)
     config = tmp_path / "swapd.toml"
     config.write_text(models("a"))
 
@@ -149,3 +148,44 @@ async def test_change_of_the_file_is_told_by_the_kernel_however_it_is_written(
         write(tmp_path, config, models("d"))
         await until(lambda: len(in_force.found) == 2)
         assert in_force.found[0].added == ("c",) and in_force.found[1].removed == ("a", "c")
+
+
+async def test_what_goes_on_beside_the_file_is_no_news(tmp_path: Path) -> None:
+    config, told = tmp_path / "swapd.toml", asyncio.Event()
+    config.write_text(models("a"))
+    calls: list[None] = []
+
+    def tell() -> None:
+        calls.append(None)
+        told.set()
+
+    with reloading._told_by_the_kernel(config, tell):
+        for number in range(20):
+            (tmp_path / f"{number}.log").write_text("a line\n")
+        config.read_text()
+        _by_rename(tmp_path, config, models("b"))
+        async with asyncio.timeout(10):
+            await told.wait()
+    assert len(calls) == 1
+
+
+async def test_file_is_read_now_and_then_where_the_kernel_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_instances(observer: object) -> None:
+        raise OSError(24, "inotify instance limit reached")
+
+    monkeypatch.setattr("watchdog.observers.api.BaseObserver.start", no_more_instances)
+    monkeypatch.setattr(reloading, "LOOK_ANYWAY_S", 0.05)
+    config = tmp_path / "swapd.toml"
+    config.write_text(models("a"))
+
+    def read() -> Resolved:
+        return resolve(load(config, flags={}), files=False)
+
+    with capture_logs() as logged:
+        async with watching(read(), read) as (_, in_force):
+            _in_place(tmp_path, config, models("a", "c"))
+            await until(lambda: in_force.found)
+            assert in_force.found[0].added == ("c",)
+    assert "instance limit" in logged[0]["error"] and "is read every" in logged[0]["event"]

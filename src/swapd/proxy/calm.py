@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-HEAP_BYTES: Final = 28 << 20
-"""What a swapd with two loaded models has in small objects. It takes 1.7 MiB more then than without; 32 take 6.6."""
+HEAP_BYTES: Final = 24 << 20
+"""Less than a swapd with a few models has in small objects: it takes 1 to 2.4 MiB more so, and 3 to 6 with 28."""
 _ARENA_BYTES: Final = 1 << 20
 """So much CPython asks the system for at once, since 3.10."""
 _BLOCK_BYTES: Final = 512
