@@ -4,6 +4,8 @@ import json
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swapd.errors import BadRequest
 from swapd.proxy import names
@@ -35,6 +37,41 @@ def test_only_a_top_level_text_is_a_model(body: bytes, asked: Asked) -> None:
 def test_what_is_no_json_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest):
         model_of(body)
+
+
+def read_by_python(body: bytes) -> Asked | None:
+    """What the library that comes with Python makes of a body; None if it is none."""
+    try:
+        fields = json.loads(body.decode()) if body.strip() else {}
+    except (ValueError, RecursionError):
+        return None
+    fields = fields if isinstance(fields, dict) else {}
+    model, stream = fields.get("model", ""), fields.get("stream")
+    return Asked(model if isinstance(model, str) else "", stream is True or stream == "true")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["true", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["model", "stream", "x"]), inner),
+    max_leaves=8,
+)
+
+
+DAMAGES = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=2), st.integers(0, 2)), max_size=2)
+
+
+@given(VALUES, st.booleans(), DAMAGES)
+def test_body_is_read_as_python_reads_it_whole_or_damaged(
+    value: object, ascii_only: bool, damages: list[tuple[int, bytes, int]]
+) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    for at, put, lost in damages:
+        body = body[:at] + put + body[at + lost :]
+    try:
+        asked: Asked | None = model_of(body)
+    except BadRequest:
+        asked = None
+    assert asked == read_by_python(body)
 
 
 def test_scanner_of_large_bodies_agrees_with_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
