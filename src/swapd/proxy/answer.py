@@ -28,8 +28,10 @@ class Stage(Enum):
     ENDED = "everything"
 
 
-_COLLECTED: Final = (Stage.WEIGHED, Stage.REFUSED)
-_FLOWING: Final = (Stage.RELAYED, Stage.STREAMED)
+_HELD, _OPENED, _WEIGHED, _REFUSED, _RELAYED, _STREAMED, _DISCARDED, _ENDED = Stage
+"""See ``exchange``: looked up once."""
+_COLLECTED: Final = (_WEIGHED, _REFUSED)
+_FLOWING: Final = (_RELAYED, _STREAMED)
 
 
 class Answer:
@@ -55,7 +57,7 @@ class Answer:
 
     def __init__(self, scope: Scope, send: Send, dialect: Dialect) -> None:
         self.dialect = dialect
-        self.stage = Stage.HELD
+        self.stage = _HELD
         self.status = 0
         self._send = send
         self.scope = scope
@@ -79,17 +81,17 @@ class Answer:
         """The engine's head; goes out with the ``data`` that always follows, empty or not."""
         self.status = status
         kept, is_stream = response_headers(headers)
-        if self.stage is Stage.HELD:
-            self.stage = Stage.STREAMED if is_stream else Stage.RELAYED
+        if self.stage is _HELD:
+            self.stage = _STREAMED if is_stream else _RELAYED
             if status >= 400 and self.scope["path"].startswith("/v1/") and needs_words(status, kept, self.dialect):
-                self.stage = Stage.WEIGHED
+                self.stage = _WEIGHED
             self._start = {"type": "http.response.start", "status": status, "headers": kept}
-        elif self.stage is Stage.OPENED:
-            self.stage = Stage.STREAMED if is_stream and status == 200 else Stage.REFUSED
+        elif self.stage is _OPENED:
+            self.stage = _STREAMED if is_stream and status == 200 else _REFUSED
 
     def data(self, data: bytes, *, last: bool) -> bool:
         """Bytes of the engine's body; False if the client does not keep up."""
-        if self.stage is Stage.DISCARDED:
+        if self.stage is _DISCARDED:
             return True
         if self.stage in _COLLECTED:
             self._refusal = (self._refusal + data)[:MAX_BYTES]
@@ -128,16 +130,16 @@ class Answer:
 
         ``told``: what goes out in its place while nothing of the engine's is out.
         """
-        if self.stage is Stage.HELD:
-            self.stage, self.status = Stage.OPENED, 200
+        if self.stage is _HELD:
+            self.stage, self.status = _OPENED, 200
             self._push({"type": "http.response.start", "status": 200, "headers": OWN_STREAM_HEAD})
-        if not silent and not self.stuck and self.stage in (Stage.OPENED, Stage.STREAMED):
-            body = told if told and self.stage is Stage.OPENED else KEEP_ALIVES[self.dialect]
+        if not silent and not self.stuck and self.stage in (_OPENED, _STREAMED):
+            body = told if told and self.stage is _OPENED else KEEP_ALIVES[self.dialect]
             self._push({"type": "http.response.body", "body": body, "more_body": True})
 
     def discard(self) -> None:
         """The client has gone."""
-        self.stage, self.direct = Stage.DISCARDED, None
+        self.stage, self.direct = _DISCARDED, None
         self._queue.clear()
 
     def cut(self) -> None:
@@ -153,15 +155,15 @@ class Answer:
         An answer of which the engine's own bytes went out is left without an end, so
         that the server closes the connection: nobody may take it for a whole one.
         """
-        if self.stage in (Stage.HELD, Stage.WEIGHED):
+        if self.stage in (_HELD, _WEIGHED):
             self.status = status_of(error)
             body = error_body(error, self.dialect.shape, self._rid)
             headers = [*error_headers(error), (b"content-length", b"%d" % len(body))]
             self._push({"type": "http.response.start", "status": self.status, "headers": headers})
             self._push({"type": "http.response.body", "body": body, "more_body": False})
-        elif self.stage in (Stage.OPENED, Stage.REFUSED, Stage.STREAMED):
+        elif self.stage in (_OPENED, _REFUSED, _STREAMED):
             event = error_event(error, self.dialect, self._rid, self.model)
-            cut = self.stage is Stage.STREAMED
+            cut = self.stage is _STREAMED
             # the last chunk may have ended inside an event: an empty line ends that one first
             body = b"\n\n" + event if cut else event
             self._push({"type": "http.response.body", "body": body, "more_body": cut})
@@ -177,7 +179,7 @@ class Answer:
                 self._push(self._queue.pop(0))
 
     def _end(self) -> None:
-        self.stage, self.direct = Stage.ENDED, None
+        self.stage, self.direct = _ENDED, None
 
     def _push(self, message: Message) -> bool:
         if self._stuck is not None:
