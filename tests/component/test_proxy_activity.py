@@ -89,7 +89,8 @@ def test_row_of_an_answer_has_the_engines_own_figures(stream: bool) -> None:
             assert (row.queue_s, row.load_s) == (0.0, 0.0)
             assert row.first_byte_s is not None and 0 < row.first_byte_s <= row.total_s
             shown = await activity(w)
-            assert shown == {"active": [], "requests": [row._asdict()]}
+            rounded = {name: round(v, 6) if isinstance(v, float) else v for name, v in row._asdict().items()}
+            assert shown == {"active": [], "requests": [rounded]}
             assert not (await activity(w, "?model=b"))["requests"]
             assert (await w.ask("/api/activity?limit=0", method="GET")).status == 400
 

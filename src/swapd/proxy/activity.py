@@ -180,7 +180,7 @@ class Activities:
 def row_of(trace: Trace, status: int, phase: Phase, ended: float, epoch: float) -> EndedRequest:
     """What is kept of a request; ``epoch``: the wall clock's seconds when the monotonic clock was 0."""
     outcome, error = _outcome(trace.error, phase, status)
-    first_s = round(trace.first_at - trace.began, 4) if trace.first_at else None
+    first_s = trace.first_at - trace.began if trace.first_at else None
     who: tuple[Any, ...] = _who(trace)
     told: tuple[Any, ...] = told_by(trace.front, trace.tail) if trace.tail else NOTHING_TOLD
     return EndedRequest(  # type: ignore[call-arg] # mypy counts the stars as endless
@@ -191,9 +191,9 @@ def row_of(trace: Trace, status: int, phase: Phase, ended: float, epoch: float) 
         status,
         outcome,
         error,
-        round(ended - trace.began, 4),
-        round(trace.waited_s - trace.load_s, 4),
-        round(trace.load_s, 4),
+        ended - trace.began,
+        trace.waited_s - trace.load_s,
+        trace.load_s,
         first_s,
         *told,
     )

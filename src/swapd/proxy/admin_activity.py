@@ -8,6 +8,7 @@ from fastapi import FastAPI, Query
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from swapd.core.activity import EndedRequest
 from swapd.errors import Forbidden
 from swapd.proxy.activity import Activities
 from swapd.proxy.api_activity import Activity, CancelledRequest, CaptureList, FullCapture
@@ -20,6 +21,11 @@ _Limit = Annotated[int, Query(ge=1, le=MOST, description="So many of each list."
 _Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds of the epoch.")]
 
 
+def _shown(row: EndedRequest) -> dict[str, Any]:
+    """A row as JSON: no more digits than a clock has."""
+    return {key: round(value, 6) if type(value) is float else value for key, value in row._asdict().items()}
+
+
 def add_activity(api: FastAPI, activities: Activities, captures: Captures | None, settings: ProxySettings) -> None:
     """Add the routes."""
 
@@ -28,7 +34,7 @@ def add_activity(api: FastAPI, activities: Activities, captures: Captures | None
         """Requests for models: those under way, oldest first, and those that ended, newest first."""
         ended = await activities.recent(limit=limit, model=model, since=since)
         running = [one for one in activities.running(model) if one["at"] >= since]
-        return JSONResponse({"active": running[:limit], "requests": [row._asdict() for row in ended]})
+        return JSONResponse({"active": running[:limit], "requests": [_shown(row) for row in ended]})
 
     @api.post("/api/requests/{rid}/cancel", response_model=CancelledRequest, responses=problems(404))
     async def cancel(rid: str) -> JSONResponse:
