@@ -10,6 +10,7 @@ import asyncio
 import functools
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
@@ -24,6 +25,8 @@ from swapd.supervisor.ports import Upstream
 
 IDLE_S: Final = 3.0
 """How long an unused connection is kept: llama-server closes its end after 5 s."""
+_SLACK_S: Final = 0.05
+"""A loop's timer counts from the beginning of its turn, and may come before a clock that was read later is due."""
 CONNECT_S: Final = 5.0
 """How long a full listen queue is tried again; every other wait for a process is unbounded."""
 
@@ -273,7 +276,7 @@ class Pool:
         if not waiting:
             return None
         connection = waiting.pop()
-        if asyncio.get_running_loop().time() - connection.idle_since < IDLE_S:
+        if time.monotonic() - connection.idle_since < IDLE_S:
             return connection
         connection.abort()  # the newest is too old, so all are
         return None
@@ -297,11 +300,10 @@ class Pool:
 
     def release(self, connection: Connection) -> None:
         """Keep a connection for the next request."""
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.idle_since = time.monotonic()
         self._idle.setdefault(connection.key, []).append(connection)
         if self._sweeper is None:
-            self._sweeper = loop.call_later(IDLE_S, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(IDLE_S + _SLACK_S, self._sweep)
 
     def forget(self, connection: Connection) -> None:
         """It is closed, or will be."""
@@ -353,12 +355,12 @@ class Pool:
                 return connection
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
         self._sweeper = None
+        now = time.monotonic()
         for key, waiting in list(self._idle.items()):
-            for connection in [one for one in waiting if loop.time() - one.idle_since >= IDLE_S]:
+            for connection in [one for one in waiting if now - one.idle_since >= IDLE_S]:
                 connection.abort()
             if not waiting:
                 self._idle.pop(key, None)
         if self._idle:
-            self._sweeper = loop.call_later(IDLE_S / 3, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(IDLE_S / 3, self._sweep)
