@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +11,8 @@ FRONT_BYTES: Final = 1024
 FEWEST_PROMPT_TOKENS: Final = 64
 _OBJECT_BYTES: Final = 2048
 _MOST_PER_SECOND: Final = 1e9
-_NUMBER: Final = re.compile(rb"\s*:\s*([0-9]{1,15}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)")
+_NUMBER_BYTES: Final = 40
+"""More than the longest of them has, and what is in front of it."""
 _RAW_DECODE = json.JSONDecoder().raw_decode
 
 
@@ -51,8 +51,15 @@ def prefill_rate(tail: bytes) -> float:
 def _number_of(name: bytes, text: bytes, start: int) -> float | None:
     """The number of that (quoted) name behind ``start``; found without reading what is between."""
     at = text.find(name, start)
-    found = _NUMBER.match(text, at + len(name)) if at >= 0 else None
-    return float(found[1]) if found else None
+    if at < 0:
+        return None
+    at += len(name)
+    colon, _, value = text[at : at + _NUMBER_BYTES].partition(b":")
+    try:
+        number = float(value.partition(b",")[0].partition(b"}")[0])
+    except ValueError:
+        return None
+    return number if number >= 0 and not colon.strip() else None
 
 
 def is_keep_alive(data: bytes) -> bool:
