@@ -165,13 +165,13 @@ class MemoryLedger:
         ``coming``: instances that stop or release; they, and those not measured yet, may hold up to their footprint.
         """
         self.holdings.pop(model, None)
+        explained = dict.fromkeys(self.free, 0)
+        for other, holding in self.holdings.items():
+            for device, size in holding.may_explain(gone=other in coming).items():
+                if device in explained:
+                    explained[device] += size
         for device, free in self.free.items():
-            explained = self.foreign[device]
-            for other, holding in self.holdings.items():
-                where = RAM if device == PAGE_CACHE else device
-                vague = other in coming or not (holding.measured or where in holding.current)
-                explained += holding.reserved.on(device) if vague else holding.current.get(where, 0)
-            self.foreign[device] += max(0, self.total[device] - free - explained)
+            self.foreign[device] += max(0, self.total[device] - free - self.foreign[device] - explained[device])
 
     def grew_on_load(self, model: ModelId) -> int | None:
         """Bytes by which free GPU memory fell since the start; ``None`` where that cannot be told."""
@@ -240,6 +240,13 @@ class Holding:
     def may_hold(self, device: DeviceId) -> bool:
         """Whether what is used on a device may be the instance's: it reserved some, or nobody knew how much."""
         return self.reserved.on(device) > 0 or device in self.reserved.alone_on
+
+    def may_explain(self, *, gone: bool) -> Mapping[DeviceId, int]:
+        """What of the used memory may be its own: its footprint if it is ``gone``, or where nothing was measured."""
+        if gone:
+            return self.reserved.need_bytes
+        known = self.current | {PAGE_CACHE: self.current[RAM]} if RAM in self.current else self.current
+        return known if self.measured else {**self.reserved.need_bytes, **known}
 
     def see(self, device: DeviceId, size: int) -> None:
         """A new figure for what the instance holds on a device."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Collection
+from typing import Final
 
 from swapd.core.records import Record, Waiter
+from swapd.core.spec import DeviceId, Footprint
+
+NOWHERE: Final[DeviceId] = ""
+"""Stands for the devices of a model that needs none, or whose needs are not known."""
 
 
 class Line:
     """All waiters by arrival, and each model's oldest (its head) in the contract's order.
 
-    Only heads are ever looked at, and the two orders are kept, not sorted anew: an
-    event costs O(log models), not O(waiters).
+    Only heads are ever looked at, and the orders are kept, not sorted anew: an event
+    costs O(log models), not O(waiters). Heads also stand by what they need of each device.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[str, Waiter] = {}
         self._by_age: list[tuple[int, Waiter]] = []
+        self._by_size: dict[DeviceId, list[tuple[int, int, Waiter]]] = {}
         self._by_rank: list[tuple[int, int, Waiter]] = []
         self._priorities: Counter[int] = Counter()
 
@@ -56,11 +62,28 @@ class Line:
         """The one that came first of all."""
         return next(iter(self.waiters.values()), None)
 
+    def resize(self, record: Record, footprint: Footprint) -> None:
+        """A model is expected to take this much, on other devices perhaps."""
+        first = head(record)
+        if first is not None:
+            self._delete(first)
+        record.size(footprint)
+        if first is not None:
+            self._insert(first)
+
     def came_between(self, after: float, until: float) -> list[Waiter]:
         """Heads that came later than ``after`` and not later than ``until``, oldest first."""
         first = bisect_right(self._by_age, after, key=_arrival)
         last = bisect_right(self._by_age, until, lo=first, key=_arrival)
         return [entry[1] for entry in self._by_age[first:last]]
+
+    def needing(self, device: DeviceId, more_than: int, up_to: int) -> list[Waiter]:
+        """Heads that need so many bytes of a device, the smallest need first."""
+        if more_than >= up_to:
+            return []
+        sizes = self._by_size.get(device, [])
+        first = bisect_left(sizes, (more_than + 1,))
+        return [entry[2] for entry in sizes[first : bisect_left(sizes, (up_to + 1,), lo=first)]]
 
     def next_after(self, time: float) -> float | None:
         """When the first head came that came later than this."""
@@ -71,21 +94,22 @@ class Line:
         """The oldest heads, and those of the highest priority."""
         return [e[1] for e in self._by_age[:count]] + [e[2] for e in self._by_rank[:count]]
 
-    def by_rank(self, after: float) -> list[Waiter]:
-        """Heads that came later than ``after``, by priority, then age."""
-        return [waiter for _, _, waiter in self._by_rank if waiter.arrived_at > after]
-
     def priorities(self) -> Collection[int]:
         """The priorities of all heads."""
         return self._priorities.keys()
 
     def _insert(self, waiter: Waiter) -> None:
         insort(self._by_age, (waiter.seq, waiter), key=lambda e: e[0])
+        for device, size in waiter.record.needs or ((NOWHERE, 0),):
+            insort(self._by_size.setdefault(device, []), (size, waiter.seq, waiter))
         self._priorities[waiter.record.priority] += 1
         insort(self._by_rank, (-waiter.record.priority, waiter.seq, waiter), key=lambda e: e[:2])
 
     def _delete(self, waiter: Waiter) -> None:
         del self._by_age[bisect_left(self._by_age, waiter.seq, key=lambda e: e[0])]
+        for device, size in waiter.record.needs or ((NOWHERE, 0),):
+            sizes = self._by_size[device]
+            del sizes[bisect_left(sizes, (size, waiter.seq))]
         priority = waiter.record.priority
         self._priorities[priority] -= 1
         if not self._priorities[priority]:

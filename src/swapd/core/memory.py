@@ -148,9 +148,9 @@ class MemoryKeeper:
             if plan.victims or target.state is not S.STOPPED or self._do.ledger.sampled_at < plan.since:
                 continue
             self._do.cancel(plan)
-            world = self._do.world()
+            room = self._do.survey.room()
             need = self._do.chosen_footprint(target).need_bytes
-            if all(d in world.room and size <= world.room[d] for d, size in need.items()):
+            if all(d in room and size <= room[d] for d, size in need.items()):
                 self._do.start(target, plan.reason)
 
     def next_due(self) -> float:

@@ -44,7 +44,7 @@ class Moves:
         self.plans: dict[ModelId, Plan] = {}
         self.live: dict[ModelId, Record] = {}
         self.builder = WorldBuilder(self.rules, self.ledger, self.policy)
-        self.survey = Survey(self._draw)
+        self.survey = Survey(self._draw, lambda: self.builder.room(self.live.values(), self.plans.values()))
         self.moving: set[ModelId] = set()
         self.leaving: set[ModelId] = set()
         self.to_restart: set[ModelId] = set()
@@ -89,6 +89,12 @@ class Moves:
             self.survey.changed()
         self.grant(record)
 
+    def resize(self, record: Record, footprint: Footprint) -> None:
+        """A model's next load is expected to take this much."""
+        self.line.resize(record, footprint)
+        self.survey.unseen(record)
+        self.survey.changed()
+
     def leave(self, rid: str) -> Waiter | None:
         """Take a waiter out of the line.
 
@@ -99,6 +105,7 @@ class Moves:
             return None
         record = waiter.record
         self.survey.new_head(record)
+        self.survey.unseen(record)
         if not record.queue:
             self.survey.changed()
         plan = record.plan
@@ -164,6 +171,7 @@ class Moves:
             self.live.pop(record.spec.id, None)
             self.ledger.ended(record.spec.id)
             record.claimed_by, record.drain_until = None, None
+            self.survey.unseen(record)
             if record.id in self.leaving:
                 for ids in (self.leaving, self.stale, self.to_restart):
                     ids.discard(record.id)
@@ -305,7 +313,7 @@ class Moves:
         least = record.footprint
         if not least.larger:
             return least
-        room = self.world().room
+        room = self.survey.room()
         others = [m for m, r in self.live.items() if r.state in HOLDING and r is not record]
         fitting = (way for way in least.larger if way.fits(room) and self.ledger.back(others, way.need_bytes))
         return next(fitting, least)
@@ -317,5 +325,5 @@ class Moves:
         position = next((i for i, way in enumerate(ways) if way.args == tried), None)
         if position is None:
             return False
-        record.size(replace(record.footprint, larger=ways[position + 1 :]))
+        self.resize(record, replace(record.footprint, larger=ways[position + 1 :]))
         return True

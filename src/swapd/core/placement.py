@@ -34,6 +34,12 @@ class Claim(Enum):
     LOST = "lost"
 
 
+GOING_OR_FREE: Final = (Claim.GOING, Claim.FREE)
+HELD_OR_BUSY: Final = (Claim.HELD, Claim.BUSY)
+LOST_OR_TAKEN: Final = (Claim.LOST, Claim.TAKEN)
+"""Named once, since Python takes longer to look up an enum's member than to compare with it."""
+
+
 @dataclass(slots=True, eq=False)
 class Resident:
     """A model whose memory is not free: loaded, on its way, or promised memory by a commitment."""
@@ -74,14 +80,15 @@ class World:
     @property
     def somebody_loads_alone(self) -> bool:
         """Whether a model of unknown size is loading."""
-        return any(r.claim is Claim.LOADING and r.need.alone_on for r in self.residents)
+        return any(r.need.alone_on and r.claim is Claim.LOADING for r in self.residents)
 
     def residents_on(self, device: DeviceId) -> Mapping[ModelId, Resident]:
         """Those that hold memory of a device and may give it to somebody: neither lost nor promised."""
         found = self._by_device.get(device)
         if found is None:
-            able = (r for r in self.residents if r.claim is not Claim.LOST and r.claim is not Claim.TAKEN)
-            found = self._by_device[device] = {r.spec.id: r for r in able if r.need.on(device)}
+            there = (r for r in self.residents if r.need.need_bytes.get(device))
+            able = {r.spec.id: r for r in there if r.claim not in LOST_OR_TAKEN}
+            found = self._by_device[device] = able
         return found
 
     def table_for(self, target: ModelId) -> Table:
@@ -96,9 +103,9 @@ class World:
     def _draw_table(self, target: ModelId) -> Table:
         table, rows = Table(), self.rules.rows_for(target)
         for resident in self.residents:
-            if resident.claim is Claim.LOST:
-                continue
             protection, why = rows[resident.spec.id]
+            if not (protection or why) or resident.claim is Claim.LOST:
+                continue
             if protection and resident.claim is not Claim.GOING:
                 table.protected.append((resident, protection))
             elif why:
@@ -167,9 +174,9 @@ class _Case:
 
     def may_go(self, resident: Resident) -> bool:
         """Whether the resident could be evicted for this waiter at this moment."""
-        if resident.claim in (Claim.GOING, Claim.FREE):
+        if resident.claim in GOING_OR_FREE:
             return True
-        if resident.claim in (Claim.HELD, Claim.BUSY):
+        if resident.claim in HELD_OR_BUSY:
             return self.overdue or self.target.priority > resident.spec.priority
         return False
 
@@ -259,7 +266,7 @@ def _on_conflict(target: ModelSpec, resident: Resident) -> Refused:
 
 def _make_room(case: _Case) -> Verdict:
     """The memory part: the forced victims, plus the cheapest that still have to go."""
-    residents = {r.spec.id: r for r in case.world.residents}
+    residents = {r.spec.id: r for r in case.world.residents} if case.forced else {}
     forced = [residents[name] for name in case.forced]
     open_forced = [r for r in forced if r.claim is not Claim.TAKEN]
     short = _short(case, open_forced)

@@ -94,7 +94,7 @@ class Record:
         self.spec, self.priority = spec, spec.priority
 
     def size(self, footprint: Footprint) -> None:
-        """What the next load is expected to take."""
+        """What the next load is expected to take; told by ``Line.resize`` alone, where heads stand by their size."""
         self.footprint = footprint
         ways = (footprint, *footprint.larger)
         self.needs = tuple((d, min(way.on(d) for way in ways)) for d in footprint.need_bytes)

@@ -231,10 +231,9 @@ class Scheduler:
 
     def _footprint_learned(self, event: ev.FootprintLearned) -> None:
         record = self._do.records[event.model]
-        record.size(event.footprint)
+        self._do.resize(record, event.footprint)
         if record.loads == 0:
             record.load_s = event.load_s
-        self._do.survey.changed()
 
     # ---- operators
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swapd.core.ledger import DeviceSample, MachineSample, MemoryLedger
-from swapd.core.spec import RAM, Footprint, Policy
+from swapd.core.spec import PAGE_CACHE, RAM, Footprint, Policy
 from swapd.units import GIB, MIB
 
 GPU = "GPU-0"
@@ -113,3 +113,18 @@ def test_memory_that_did_not_come_back_counts_as_foreign() -> None:
     ledger.read(2, sample(15_000))
     ledger.write_off("a", ())
     assert ledger.foreign[GPU] == (1_576 + 8_000) * MIB
+
+
+def test_what_a_process_holds_of_the_ram_also_explains_what_is_used_of_the_page_cache() -> None:
+    ledger = MemoryLedger(Policy(page_cache="refuse"))
+
+    def read(at: float, free_mib: int, held: dict[str, dict[str, int]]) -> None:
+        ram = DeviceSample(RAM, 64_000 * MIB, free_mib * MIB)
+        ledger.observe(at, MachineSample((), ram), held, settled=True, busy=())
+
+    read(0, 60_000, {})
+    ledger.began("a", Footprint({RAM: 8_000 * MIB, PAGE_CACHE: 20_000 * MIB}))
+    ledger.began("b", Footprint({RAM: 1_000 * MIB}))
+    read(1, 50_000, {"a": {RAM: 7_000 * MIB}, "b": {RAM: 3_000 * MIB}})
+    ledger.write_off("a", ())
+    assert ledger.foreign == {RAM: 11_000 * MIB, PAGE_CACHE: 11_000 * MIB}
