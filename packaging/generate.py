@@ -6,6 +6,7 @@ Run it after a change of a command: ``python packaging/generate.py``. A test fai
 from __future__ import annotations
 
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,8 @@ def paragraphs(text: str) -> str:
     for part in text.strip().split("\n\n"):
         lines = part.strip().splitlines()
         if lines and lines[0].strip() == "\b":
-            parts.append(".nf\n" + "".join(f"{roff(line)}\n" for line in lines[1:]) + ".fi\n")
+            kept = textwrap.dedent("\n".join(lines[1:])).splitlines()  # indented before Python 3.13
+            parts.append(".nf\n" + "".join(f"{roff(line)}\n" for line in kept) + ".fi\n")
         else:
             parts.append(f"{roff(' '.join(line.strip() for line in lines))}\n")
     return ".PP\n".join(parts)

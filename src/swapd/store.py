@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import statistics
@@ -99,6 +100,11 @@ class Store:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def __del__(self) -> None:
+        """Whoever looks once need not close it."""
+        with contextlib.suppress(AttributeError, sqlite3.Error):  # never opened; garbage of another thread
+            self._db.close()
 
     def record(self, key: str, run: str, load: Load) -> None:
         """Add a load, or replace what is known of it (``run`` names one process); older ones than the last few go."""
