@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 HEAP_BYTES: Final = 24 << 20
-"""Less than a swapd with a few models has in small objects: it takes 1 to 2.4 MiB more so, and 3 to 6 with 28."""
+"""A little less than a swapd with few models has in small objects. It costs 1 to 2.4 MiB; 28 MiB would cost 3 to 6."""
 _ARENA_BYTES: Final = 1 << 20
 """So much CPython asks the system for at once, since 3.10."""
 _BLOCK_BYTES: Final = 512
@@ -26,7 +26,6 @@ _MADV_COLLAPSE: Final = 25
 """Of Linux 6.1: huge pages now, also where they are not given unasked."""
 _MODES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
-
 _held: list[bytes | None] = []
 
 
@@ -39,7 +38,7 @@ def gather_heap() -> None:
     blocks: list[bytes | None] = [None] * (HEAP_BYTES // _BLOCK_BYTES)  # one that grew would move, and leave gaps
     for i in range(len(blocks)):
         blocks[i] = bytes(_BLOCK_BYTES - _EMPTY_BYTES)
-    _held = blocks[:: _ARENA_BYTES // _BLOCK_BYTES // 2]
+    _held = blocks[:: _ARENA_BYTES // _BLOCK_BYTES // 2]  # two of each
 
 
 def settle() -> None:
