@@ -256,6 +256,7 @@ async def serve_app(upstream: str, port: int, factory: str) -> None:
 
 
 AS_SERVE_BEGINS = "from swapd.proxy.calm import gather_heap as g; g(); from benchmarks.relay import main; main()"
+"""The heap is asked for before anything else is imported: what lies where decides what a wake costs."""
 
 
 @contextmanager

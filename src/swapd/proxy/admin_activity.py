@@ -21,8 +21,8 @@ _Limit = Annotated[int, Query(ge=1, le=MOST, description="So many of each list."
 _Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds of the epoch.")]
 
 
-def _shown(row: EndedRequest) -> dict[str, Any]:
-    """A row as JSON: no more digits than a clock has."""
+def _as_json(row: EndedRequest) -> dict[str, Any]:
+    """A row with no more digits than a clock has."""
     return {key: round(value, 6) if type(value) is float else value for key, value in row._asdict().items()}
 
 
@@ -34,7 +34,7 @@ def add_activity(api: FastAPI, activities: Activities, captures: Captures | None
         """Requests for models: those under way, oldest first, and those that ended, newest first."""
         ended = await activities.recent(limit=limit, model=model, since=since)
         running = [one for one in activities.running(model) if one["at"] >= since]
-        return JSONResponse({"active": running[:limit], "requests": [_shown(row) for row in ended]})
+        return JSONResponse({"active": running[:limit], "requests": [_as_json(row) for row in ended]})
 
     @api.post("/api/requests/{rid}/cancel", response_model=CancelledRequest, responses=problems(404))
     async def cancel(rid: str) -> JSONResponse:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 HEAP_BYTES: Final = 24 << 20
-"""A little less than a swapd with few models has in small objects. It costs 1 to 2.4 MiB; 28 MiB would cost 3 to 6."""
+"""A little less than a swapd with few models has in small objects. It costs 1 to 2.4 MiB; 28 MiB would cost 2 to 6."""
 _ARENA_BYTES: Final = 1 << 20
 """So much CPython asks the system for at once, since 3.10."""
 _BLOCK_BYTES: Final = 512

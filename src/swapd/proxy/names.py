@@ -22,7 +22,7 @@ PARSED_WHOLE_BYTES: Final = 1 << 20
 
 
 class _Fields(msgspec.Struct):
-    """What is read of a JSON body; the rest is checked and skipped: 130 KB of an agent take 0.07 ms, not 0.6."""
+    """What is read of a JSON body; the rest is checked and skipped (130 KB of messages and tools: 0.07 ms, not 0.6)."""
 
     model: Any = None
     stream: Any = None

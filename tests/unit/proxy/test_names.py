@@ -74,6 +74,14 @@ def test_body_is_read_as_python_reads_it_whole_or_damaged(
     assert asked == read_by_python(body)
 
 
+def test_ordinary_body_is_read_without_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(text: str) -> None:
+        raise AssertionError("the whole body was built")
+
+    monkeypatch.setattr(names.json, "loads", built)
+    assert model_of('{"messages": [{"content": "é"}], "model": "a", "stream": true}'.encode()) == Asked("a", True)
+
+
 def test_scanner_of_large_bodies_agrees_with_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(7)
     pieces: list[object] = [
