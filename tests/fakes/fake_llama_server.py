@@ -11,6 +11,7 @@ environment (numbers may be fractions, seconds unless said):
     HANG=1          healthy, but never answers                PREFILL_S     silence before the headers of an answer
     TOKENS          tokens of an answer (8; a request's       TOK_S         tokens per second (0: at once)
                     max_tokens wins if smaller)
+    HOLD            a file: silence before the headers until it exists
     PIECE_BYTES     each token of a stream is so much longer
     DIE_AFTER_TOK   abort after so many tokens of a stream    DIE_SIGNAL    with this signal number (6)
     LOG_BYTES       bytes of log lines while loading          LOG_SPAM      log lines per second, for ever
@@ -65,11 +66,12 @@ class Args:
 
 class State:
     phase = LOADING
-    active = 0
     served = 0
 
 
 STATE = State()
+IN_FLIGHT = {}  # connection: path
+NOTING = _thread.RLock()  # a signal's handler may interrupt its holder
 ARGS = Args(sys.argv[1:] if __name__ == "__main__" else [])
 START = time.monotonic()
 
@@ -100,7 +102,19 @@ def say(fd, text):
         pass
 
 
+def note_disconnect(connection):
+    """Written once, by the connection's own thread or, where the process ends before that runs, by `leave`."""
+    with NOTING:
+        path = IN_FLIGHT.pop(connection, None)
+        if path is not None:
+            event("disconnect", ', "path": %s' % quoted(path))
+
+
 def leave(code, why):
+    NOTING.acquire()
+    for connection in list(IN_FLIGHT):
+        if not connection.answered and connection.hung_up():
+            note_disconnect(connection)
     event("exit", ', "code": %d, "why": "%s"' % (code, why))
     if ARGS.host.endswith(".sock"):
         try:
@@ -205,14 +219,14 @@ def on_term(_number, _frame):
         return
     if speaks_router() and STATE.phase == READY:
         return
-    if os.environ.get("TERM_WAITS") and STATE.active:
+    if os.environ.get("TERM_WAITS") and IN_FLIGHT:
         _thread.start_new_thread(leave_when_idle, ())
         return
     leave(0, "SIGTERM")
 
 
 def leave_when_idle():
-    while STATE.active:
+    while IN_FLIGHT:
         time.sleep(0.01)
     leave(0, "SIGTERM")
 
@@ -240,7 +254,7 @@ class Gone(Exception):
 
 class Connection:
     def __init__(self, sock):
-        self.sock, self.buffer = sock, b""
+        self.sock, self.buffer, self.answered = sock, b"", False
 
     def send(self, data):
         view = memoryview(data)
@@ -249,6 +263,11 @@ class Connection:
                 view = view[self.sock.send(view) :]
             except OSError:
                 raise Gone from None
+
+    def send_last(self, data):
+        """Send the end of an answer: whoever leaves from here on has all of it."""
+        self.answered = True
+        self.send(data)
 
     def fill(self):
         try:
@@ -289,6 +308,15 @@ class Connection:
             if not length:
                 return body
 
+    def hung_up(self):
+        """Whether the client has closed its end (what it sent before that may still be unread)."""
+        try:
+            return self.sock.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def wait(self, seconds):
         """Sleep, but notice at once when the client leaves."""
         import select
@@ -296,11 +324,8 @@ class Connection:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if select.select([self.sock], [], [], min(left, 3600))[0]:
-                try:
-                    if self.sock.recv(1, _socket.MSG_PEEK) == b"":
-                        raise Gone
-                except OSError:
-                    raise Gone from None
+                if self.hung_up():
+                    raise Gone
                 time.sleep(min(left, 0.01))  # pipelined bytes: only the end of file counts
 
     def answer(self, status, body, kind="application/json"):
@@ -308,7 +333,7 @@ class Connection:
             import json
 
             body = json.dumps(body).encode()
-        self.send(
+        self.send_last(
             f"HTTP/1.1 {status} X\r\nServer: llama.cpp\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             "Connection: keep-alive\r\n\r\n".encode()
             + body
@@ -357,6 +382,7 @@ def echo_websocket(connection, path, headers):
     key = headers.get("sec-websocket-key", "") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
     accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
     event("websocket", ', "path": %s' % quoted(path))
+    IN_FLIGHT[connection] = path
     connection.send(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                     b"Sec-WebSocket-Accept: %b\r\n\r\n" % accept.encode())  # fmt: skip
     try:
@@ -366,7 +392,7 @@ def echo_websocket(connection, path, headers):
             data, connection.buffer = connection.buffer, b""
             connection.send(data)
     except Gone:
-        event("disconnect", ', "path": %s' % quoted(path))
+        note_disconnect(connection)
         raise
 
 
@@ -378,11 +404,11 @@ def props():
 
 
 def slots():
-    return ([{"id": i, "n_ctx": ARGS.ctx, "is_processing": i < STATE.active} for i in range(4)],)
+    return ([{"id": i, "n_ctx": ARGS.ctx, "is_processing": i < len(IN_FLIGHT)} for i in range(4)],)
 
 
 def metrics():
-    text = f"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing {STATE.active}\n"
+    text = f"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing {len(IN_FLIGHT)}\n"
     return text.encode(), "text/plain; version=0.0.4"
 
 
@@ -398,7 +424,8 @@ TEXTS = ("/v1/completions", "/completions", "/completion", "/infill")
 def work(connection, path, headers, body):
     import json
 
-    STATE.active += 1
+    connection.answered = False
+    IN_FLIGHT[connection] = path
     STATE.served += 1
     event("req", ', "path": %s, "n": %d, "auth": %s' % (quoted(path), STATE.served,
                                                        quoted(headers.get("authorization", ""))))  # fmt: skip
@@ -414,6 +441,8 @@ def work(connection, path, headers, body):
         if os.environ.get("HANG"):
             connection.wait(86400)
         connection.wait(num("PREFILL_S"))
+        while (hold := os.environ.get("HOLD")) and not os.path.exists(hold):
+            connection.wait(0.02)
         if path in CHATS or path in TEXTS:
             generate(connection, ask, path in CHATS)
         elif path.endswith(("/embeddings", "/embedding")):
@@ -426,10 +455,10 @@ def work(connection, path, headers, body):
             connection.answer(200, {"echo": ask, "path": path})
         event("done", ', "path": %s' % quoted(path))
     except Gone:
-        event("disconnect", ', "path": %s' % quoted(path))
+        note_disconnect(connection)
         raise
     finally:
-        STATE.active -= 1
+        IN_FLIGHT.pop(connection, None)
 
 
 def generate(connection, ask, chat):
@@ -493,7 +522,7 @@ def stream(connection, ask, chat, tokens, pause, usage, timings):
         emit([], usage=usage, timings=timings)
     else:
         emit(piece("", "stop"), usage=usage, timings=timings)
-    connection.send(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+    connection.send_last(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 # ---------------------------------------------------------------- start

@@ -177,10 +177,12 @@ def test_full_queue_is_429_and_queue_timeout_503(tmp_path: Path) -> None:
 
 
 def test_beyond_its_concurrency_a_model_queues(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"concurrency": 2, "knobs": {"PREFILL_S": 0.3}}}) as swapd:
+    go_on = tmp_path / "go-on"
+    with Swapd(tmp_path, {"a": {"concurrency": 2, "knobs": {"HOLD": go_on}}}) as swapd:
         assert swapd.load("a").status == 200
         waiting = [swapd.chat_later("a") for _ in range(4)]
         wait_for(lambda: (swapd.model("a")["active"], swapd.model("a")["queued"]) == (2, 2))
+        go_on.touch()
         assert {one.result(20).status for one in waiting} == {200}
 
 
