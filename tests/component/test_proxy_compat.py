@@ -13,7 +13,7 @@ from tests.component.fake_supervisor import Call, on_uvloop, until, world
 
 FACTS = ModelFacts(
     path="/m/q.gguf",
-    command=("/opt/llama-server", "-m", "/m/q.gguf", "--api-key", "secret", "--hf-token=secret"),
+    command=("/opt/llama-server", "-m", "/m/q.gguf", "--api-key", "secret", "-hft", "secret", "-e", "K_TOKEN=secret"),
     name="Qwen",
     architecture="qwen3",
     quantization="Q4_K_M",
@@ -51,7 +51,7 @@ async def test_running_lists_what_is_not_stopped() -> None:
         assert first == {
             "model": "a",
             "state": "ready",
-            "cmd": "/opt/llama-server -m /m/q.gguf --api-key '***' '--hf-token=***'",
+            "cmd": "/opt/llama-server -m /m/q.gguf --api-key '[removed]' -hft '[removed]' -e 'K_TOKEN=[removed]'",
             "proxy": "",
             "ttl": 900,
             "name": "a",

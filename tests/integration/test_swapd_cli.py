@@ -118,6 +118,21 @@ def test_followed_logs_go_on_until_interrupted(swapd: Swapd) -> None:
         assert b"Traceback" not in following.stderr.read()
 
 
+def test_followed_logs_end_with_swapd(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"knobs": {"STDERR": "hello from the child"}}}) as one:
+        one.load("a")
+        command = [sys.executable, "-m", "swapd", "logs", "-f", "a", "--url", one.url]
+        environment = one.environment()
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+            assert following.stdout and following.stderr
+            while b"hello from the child" not in following.stdout.readline():
+                assert following.poll() is None
+            one.signal()
+            assert one.wait_ended() == 0
+            assert following.wait(5) == 3
+            assert following.stderr.read().decode() == f"swapd: swapd at {one.url} has ended or closed the connection\n"
+
+
 def test_explain_says_what_a_request_would_do_and_why(swapd: Swapd) -> None:
     swapd.load("a")
     assert "is served at once" in swapd.cli("explain", "a").stdout
@@ -275,6 +290,25 @@ def test_check_without_mistakes_shows_binaries_sizes_and_warnings(tmp_path: Path
     machine.write_text(json.dumps({"gpus": [Gpu(32768).row(0)]}))
     result = swapd.cli("check", "--no-files", "--devices", str(machine), str(swapd.config))
     assert result.returncode == 0 and "never fit" not in result.stderr
+
+
+def test_lists_of_the_environment_that_are_none_are_bad_configuration(tmp_path: Path) -> None:
+    swapd = Swapd(tmp_path, {"a": {}})
+    swapd.write()
+    for words in (("serve", "--config", str(swapd.config)), ("check", "--no-files")):
+        result = swapd.cli(*words, SWAPD_SERVER__API_KEYS="top-secret")
+        assert result.returncode == 2 and result.stdout == ""
+        assert result.stderr.startswith("swapd: SWAPD_SERVER__API_KEYS: should be a JSON list")
+        assert "top-secret" not in result.stderr and len(result.stderr.splitlines()) == 1
+    assert swapd.cli("check", "--no-files", SWAPD_SERVER__API_KEYS="").returncode == 0
+
+
+def test_a_simulated_machine_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
+    swapd = Swapd(tmp_path, {"a": {}})
+    swapd.write()
+    result = swapd.cli("check", "--no-files", "--devices", str(tmp_path / "none.json"))
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == f"swapd: --devices: {tmp_path}/none.json: No such file or directory\n"
 
 
 def test_check_runs_binaries_and_reads_headers(tmp_path: Path) -> None:

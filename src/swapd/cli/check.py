@@ -18,12 +18,13 @@ from swapd.units import mib
 def command(file: str | None, devices: str | None, no_files: bool, as_json: bool) -> None:
     """Check a configuration: every mistake at once, each with file, line, key and the nearest valid key.
 
-    Also whether binaries run, libraries resolve, GGUFs can be read and the models fit this machine.
+    Also whether binaries run, libraries resolve, GGUFs can be read, the state directory can be written, the GPUs are
+    there and the models fit this machine.
     """
     from swapd import wiring
 
     resolved = wiring.configure(file, devices=devices, files=not no_files)
-    report = wiring.check(resolved, files=not no_files)
+    report = wiring.check(resolved, files=not no_files, is_machine_given=devices is not None)
     if as_json:
         sizes = {id_: {d: mib(n) for d, n in f.need_bytes.items()} for id_, f in report.sizes.items()}
         tree = {"warnings": report.warnings, "binaries": report.binaries, "models": sizes}

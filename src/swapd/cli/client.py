@@ -136,10 +136,17 @@ class Client:
         return self._json("POST", path)
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """The body of a GET, as it comes."""
+        """The body of a GET, as it comes.
+
+        Raises:
+            Unreachable: swapd ended before the body did.
+        """
         response = self._open("GET", path)
-        while chunk := response.read1(65536):
-            yield chunk
+        try:
+            while chunk := response.read1(65536):
+                yield chunk
+        except (OSError, http.client.HTTPException):
+            raise Unreachable(f"swapd at {self.url} has ended or closed the connection") from None
 
     def _json(self, method: str, path: str) -> Any:
         try:

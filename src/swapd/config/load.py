@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from swapd.config.environment import PREFIX, server_texts, value_of
 from swapd.config.lines import KeyPath, key_lines, line_of
-from swapd.config.schema import File, Model, Server
+from swapd.config.schema import File, Model
 from swapd.config.variables import Expander
 from swapd.errors import ConfigError
 
@@ -39,18 +40,20 @@ OTHER_WORDS: Final = {
 
 @dataclass
 class Problems:
-    """Mistakes so far, each with its place."""
+    """Mistakes so far, each with its place; ``variables``: the keys that the environment sets, and by which."""
 
     file: str
     lines: dict[KeyPath, int] = field(default_factory=dict)
+    variables: dict[KeyPath, str] = field(default_factory=dict)
     found: list[ConfigError] = field(default_factory=list)
 
     def add(self, path: KeyPath, message: str, hint: str = "") -> None:
         """Note one mistake at a key."""
-        line = line_of(self.lines, path)
+        variable = self.variables.get(path, "")
+        line = 0 if variable else line_of(self.lines, path)
         where = f"{self.file}:{line}" if line else self.file
         key = ".".join(_quoted(p) for p in path)
-        text = f"{where}: {key}: {message}" if key else f"{where}: {message}"
+        text = f"{variable}: {message}" if variable else f"{where}: {key}: {message}" if key else f"{where}: {message}"
         self.found.append(
             ConfigError(text + (f" ({hint})" if hint else ""), file=self.file, line=line, key=key, hint=hint)
         )
@@ -70,12 +73,13 @@ class Problems:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A valid file, where it lies, and what is needed to name places in it."""
+    """A valid file, where it lies, its text, and what is needed to name places in it."""
 
     file: File
     path: Path | None
     env_read: frozenset[str]
     problems: Problems
+    text: str
 
 
 def find_config(given: str | None, environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -130,14 +134,16 @@ def load_text(
     tree = _parse(text, problems)
     expander = Expander(tree.get("vars", {}), environ, problems.add)
     expanded = {key: value if key == "vars" else expander.expand(value, (key,)) for key, value in tree.items()}
+    _merge(expanded, {"server": _from_environment(problems)})
     _refuse_empty_keys(expanded, problems)
-    _merge(expanded, {"server": _from_environment()})
+    for key in (flags or {}).get("server", ()):
+        problems.variables.pop(("server", key), None)
     _merge(expanded, dict(flags or {}))
     _apply_defaults(expanded)
-    file = _validate(copy.deepcopy(expanded), problems)
+    file = _validate(copy.deepcopy(expanded), problems, expander.expanded)
     if not lenient:
         problems.raise_if_any()
-    return Loaded(file, path, frozenset(expander.env_read), problems)
+    return Loaded(file, path, frozenset(expander.env_read), problems, text)
 
 
 def read_text(path: Path) -> str:
@@ -172,16 +178,17 @@ def _refuse_empty_keys(tree: Tree, problems: Problems) -> None:
             problems.add(("server", name), "a key is empty, which would leave the server open by accident")
 
 
-class _Environment(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="SWAPD_SERVER__", extra="ignore")
-
-
-def _from_environment() -> Tree:
-    """``SWAPD_SERVER__LISTEN`` and so on, for every key of ``[server]``."""
-    fields = {"__annotations__": {n: f.annotation for n, f in Server.model_fields.items()}}
-    defaults = {n: f.default for n, f in Server.model_fields.items()}
-    settings = type("ServerEnvironment", (_Environment,), fields | defaults)
-    return dict(EnvSettingsSource(settings)())
+def _from_environment(problems: Problems) -> Tree:
+    """What ``SWAPD_SERVER__LISTEN`` and so on set; a mistake in one names the variable, not the file."""
+    found: Tree = {}
+    for key, text in server_texts().items():
+        path = ("server", key)
+        problems.variables[path] = PREFIX + key.upper()
+        try:
+            found[key] = value_of(key, text)
+        except ValueError as error:
+            problems.add(path, str(error))
+    return found
 
 
 def _merge(tree: Tree, more: Tree) -> None:
@@ -205,8 +212,11 @@ def _apply_defaults(tree: Tree) -> None:
             models[name] = merged
 
 
-def _validate(tree: Tree, problems: Problems) -> File:
-    """The file without the values that are wrong (noted in ``problems``), so that what else is wrong is found too."""
+def _validate(tree: Tree, problems: Problems, texts: Collection[KeyPath]) -> File:
+    """The file without the values that are wrong (noted in ``problems``), so that what else is wrong is found too.
+
+    ``texts``: keys whose value came of a reference, which gives text: it may say a number or a switch.
+    """
     seen: set[tuple[int, str, str]] = set()
     left_out: set[KeyPath] = set()
     defaults = set(tree["defaults"]) if isinstance(tree.get("defaults"), dict) else set()
@@ -217,6 +227,8 @@ def _validate(tree: Tree, problems: Problems) -> File:
         except ValidationError as error:
             for detail in error.errors():
                 path = _plain(detail["loc"])
+                if (path in texts or ("defaults", *path[2:]) in texts) and _read_text_as_value(tree, path):
+                    continue
                 _leave_out(tree, path, missing=detail["type"] == "missing")
                 if path in left_out or _inherited(path, defaults, problems):
                     continue
@@ -229,6 +241,21 @@ def _validate(tree: Tree, problems: Problems) -> File:
         if repr(tree) == before:
             problems.raise_if_any()
             raise ConfigError(f"{problems.file}: cannot be read", file=problems.file)
+
+
+def _read_text_as_value(tree: Tree, path: KeyPath) -> bool:
+    """Put the number or switch that a text says in its place; False if it says none."""
+    *tables, key = path
+    try:
+        for name in tables:
+            tree = tree[name]
+        value = json.loads(tree[key])
+    except (KeyError, TypeError, ValueError):  # gone, or no text (any more), or none that says one
+        return False
+    if not isinstance(value, int | float):  # a bool is an int
+        return False
+    tree[key] = value
+    return True
 
 
 def _leave_out(tree: Tree, path: KeyPath, *, missing: bool) -> None:

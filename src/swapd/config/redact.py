@@ -1,4 +1,4 @@
-"""Secrets of a configuration and an environment, taken out of what people paste into bug reports.
+"""Secrets of a configuration, a command line and an environment, taken out of what is shown or pasted.
 
 Twice: by place (keys whose name says so, and what they refer to) and, over the whole text, by value
 and by shape. Rather too much is removed than too little.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 REMOVED: Final = "[removed]"
@@ -19,9 +19,18 @@ _SECRET_WORDS: Final = frozenset(
     {"key", "keys", "apikey", "token", "tokens", "secret", "secrets", "password", "passwd", "pwd", "pass"}
     | {"credential", "credentials", "auth", "authorization", "cookie", "private"}
 )
-_FLAG: Final = re.compile(
-    r"(--?[\w-]*(?:key|token|secret|password)[\w-]*)(=|\s+|', '|\", \")([^\s'\",]+)", re.IGNORECASE
+_SECRET_ENDS: Final = re.compile(r"(?:key|token|secret|password|passwd)s?$", re.IGNORECASE)
+_FILE_ENDS: Final = re.compile(r"[-_](?:file|path|dir)$")
+_SECRET_FLAGS: Final = frozenset({"-hft"})
+"""Those of llama-server whose name does not say it."""
+_TOLD: Final = (
+    re.compile(r"""(?<![\w-])(--?[A-Za-z][\w-]*)(?:\s+|', '|", ")(?!--)"""),
+    re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z_][\w-]*)="),
+    re.compile(r"""("[\w-]+")\s*:\s*(?=")"""),
 )
+"""``--name value``, ``--name=value`` and ``NAME=value``, ``"name": "value"``, up to the value, wherever they stand."""
+_VALUE: Final = re.compile(r"""("[^"]*"|'[^']*'|[^\s'"]+)""")
+_ASSIGNMENT: Final = re.compile(r"(-{0,2}[A-Za-z_][\w-]*)=(.*)", re.DOTALL)
 _SHAPES: Final = re.compile(
     r"(?i:\bbearer\s+)[^\s\"']+"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
@@ -53,14 +62,40 @@ def _without(value: Any, hidden: Iterable[str], name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: _without(inner, hidden, str(key)) for key, inner in value.items()}
     if isinstance(value, list):
-        before = ["", *value]
-        return [
-            _without(inner, hidden, "secret" if _is_secret_flag(flag) else name)
-            for flag, inner in zip(before, value, strict=False)
-        ]
+        return [_without(inner, hidden, name) for inner in without_secrets(value)]
     if isinstance(value, str) and value and (is_secret_name(name) or name in hidden or looks_random(value)):
         return REMOVED
     return scrub(value, ()) if isinstance(value, str) else value
+
+
+def without_secrets(words: Sequence[Any]) -> list[Any]:
+    """A command line without the values of secret flags and variables: ``--x v``, ``--x=v``, ``-e NAME=v``."""
+    return [
+        REMOVED if isinstance(word, str) and _is_told(flag, word) else _clean(word)
+        for flag, word in zip(["", *words], words, strict=False)
+    ]
+
+
+def _is_told(flag: Any, word: str) -> bool:
+    """Whether a flag says that the word after it is a secret."""
+    is_flag = isinstance(flag, str) and flag.startswith("-") and "=" not in flag
+    return is_flag and not word.startswith("--") and _tells(flag, word)
+
+
+def _clean(word: Any) -> Any:
+    """One word: what an assignment tells goes to its end, spaces and all."""
+    found = _ASSIGNMENT.fullmatch(word) if isinstance(word, str) else None
+    if found is not None:
+        return f"{found[1]}={REMOVED if _tells(found[1], found[2]) else _clean(found[2])}"
+    return scrub(word, ()) if isinstance(word, str) else word
+
+
+def _tells(name: str, value: str = "?") -> bool:
+    """Whether a flag's or variable's name says that its value is a secret; a path and a number of tokens are none."""
+    plain = name.lstrip("-")
+    if not value or (plain != name and _FILE_ENDS.search(plain)) or (value.isdigit() and plain.endswith("tokens")):
+        return False
+    return name in _SECRET_FLAGS or is_secret_name(plain) or _SECRET_ENDS.search(plain) is not None
 
 
 def secrets_of(tree: Mapping[str, Any], environ: Mapping[str, str]) -> set[str]:
@@ -81,8 +116,27 @@ def scrub(text: str, secrets: Iterable[str]) -> str:
     """The text without these values, and without what has the shape of a secret."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, REMOVED)
-    text = _FLAG.sub(lambda m: m[1] + m[2] + REMOVED, text)
-    return _SHAPES.sub(REMOVED, text)
+    return _without_told(_SHAPES.sub(REMOVED, text))
+
+
+def _without_told(text: str) -> str:
+    for pattern in _TOLD:
+        parts, end = [], 0
+        for start, stop in _told(pattern, text):
+            parts += [text[end:start], REMOVED]
+            end = stop
+        text = "".join([*parts, text[end:]])
+    return text
+
+
+def _told(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
+    """Where values of secrets stand; the value of what is none may hold some."""
+    end = 0
+    for match in pattern.finditer(text):
+        value = _VALUE.match(text, match.end()) if match.end() >= end and _tells(match[1]) else None
+        if value is not None and _tells(match[1], value[0]):
+            end = value.end()
+            yield value.span()
 
 
 def _texts_at_secrets(value: Any, *, is_secret: bool = False) -> Iterator[str]:
@@ -91,16 +145,21 @@ def _texts_at_secrets(value: Any, *, is_secret: bool = False) -> Iterator[str]:
             yield from _texts_at_secrets(inner, is_secret=is_secret_name(str(name)))
     elif isinstance(value, list):
         for flag, inner in zip(["", *value], value, strict=False):
-            yield from _texts_at_secrets(inner, is_secret=is_secret or _is_secret_flag(flag))
+            told = isinstance(inner, str) and _is_told(flag, inner)
+            yield from _texts_at_secrets(inner, is_secret=is_secret or told)
     elif isinstance(value, str) and is_secret:
         yield value
     elif isinstance(value, str):
-        yield from (match[3] for match in _FLAG.finditer(value))
+        yield from _told_in(value)
 
 
-def _is_secret_flag(word: Any) -> bool:
-    """Of a command given as a list: the next word is the secret."""
-    return isinstance(word, str) and word.startswith("-") and is_secret_name(word)
+def _told_in(text: str) -> Iterator[str]:
+    """Values in a command line given as a text, or in one word of it."""
+    whole = _ASSIGNMENT.fullmatch(text)
+    if whole is not None:
+        yield from [whole[2]] if _tells(whole[1], whole[2]) else _told_in(whole[2])
+    for pattern in _TOLD:
+        yield from (text[start:stop].strip("'\"") for start, stop in _told(pattern, text))
 
 
 def _variables(text: str) -> Iterator[str]:

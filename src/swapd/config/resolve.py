@@ -30,9 +30,10 @@ SAFE_HEADROOM: Final = GIB
 
 @dataclass(frozen=True)
 class Resolved:
-    """Everything ``wiring`` needs; ``warnings`` are for people, each with its place."""
+    """Everything ``wiring`` needs; ``warnings`` are for people, each with its place. ``text``: what was read."""
 
     path: Path | None
+    text: str
     server: Server
     state_dir: Path
     device_source: str
@@ -57,7 +58,7 @@ def resolve(loaded: Loaded, *, files: bool = True, environ: Mapping[str, str] = 
 class _Resolver:
     def __init__(self, loaded: Loaded, environ: Mapping[str, str], *, files: bool) -> None:
         self.file: File = loaded.file
-        self.path, self.env_read = loaded.path, loaded.env_read
+        self.path, self.text, self.env_read = loaded.path, loaded.text, loaded.env_read
         self.base = loaded.path.parent.absolute() if loaded.path else Path.cwd()
         self.environ, self.files = environ, files
         self.problems: Problems = loaded.problems
@@ -76,6 +77,7 @@ class _Resolver:
         self.problems.raise_if_any()
         return Resolved(
             path=self.path,
+            text=self.text,
             server=self.file.server,
             state_dir=self._state_dir(),
             device_source=device_source,
@@ -130,6 +132,9 @@ class _Resolver:
             self._must_be_there(folder, ("binaries", name, "library_path"), "no such folder")
         return BinarySpec(name, path, libraries, dict(binary.env), tuple(binary.args))
 
+    def _command(self, words: Sequence[str]) -> tuple[str, ...]:
+        return (self._program(words[0]), *words[1:]) if words else ()
+
     def _program(self, text: str) -> str:
         if "/" not in text and not text.startswith("~"):
             return shutil.which(text, path=self.environ.get("PATH")) or text
@@ -159,8 +164,8 @@ class _Resolver:
             gguf=str(self._absolute(model.gguf)) if model.gguf else "",
             binary=self._binary_of(id_, model, binaries),
             args=tuple(args),
-            cmd=tuple([self._program(model.cmd[0]), *model.cmd[1:]] if model.cmd else []),
-            stop_cmd=tuple(model.stop_cmd),
+            cmd=self._command(model.cmd),
+            stop_cmd=self._command(model.stop_cmd),
             health=model.health,
             ctx_tokens=model.ctx if isinstance(model.ctx, int) else 0,
             gpus=None if model.gpus == "all" else tuple(model.gpus),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
@@ -29,6 +31,28 @@ def _positive(seconds: float) -> float:
     if seconds <= 0:
         raise ValueError("must be longer than 0")
     return seconds
+
+
+def _url_path(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError(f"a path begins with '/': {'/' + text!r}")
+    return text
+
+
+def _host(text: str) -> str:
+    """A name as requests are compared with: whatever the port, in lower case, an IPv6 address without brackets."""
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        pass
+    try:
+        parts = urlsplit(f"//{text}")
+        name, _ = parts.hostname or "", parts.port
+    except ValueError:
+        name = ""
+    if not name or parts.netloc != text or re.search(r"[@,\s]", text):
+        raise ValueError(f"no host name: {text!r} (write 'box.example'; a port may follow and does not count)")
+    return name.rstrip(".")
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -80,15 +104,17 @@ RamSize = Annotated[int | Literal["auto"], PlainValidator(_auto_or_size)]
 VramSize = Annotated[int | Literal["auto"] | dict[str, int], PlainValidator(_vram)]
 Gpus = Annotated[Literal["all"] | list[int | str], PlainValidator(_gpus)]
 Count = Annotated[int, Field(ge=0)]
+UrlPath = Annotated[str, AfterValidator(_url_path)]
+Hosts = Annotated[list[str], AfterValidator(lambda texts: [_host(text) for text in texts])]
 AutoSwitch = Annotated[bool | Literal["auto"], PlainValidator(_auto_or_switch)]
 AutoNames = Annotated[list[str] | Literal["auto"], PlainValidator(_auto_or_names)]
 AutoCount = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
 
 
 class Section(BaseModel):
-    """A table of the TOML: an unknown key is an error, and nothing is changed later."""
+    """A table of the TOML: an unknown key or a wrong type is an error, and nothing is changed later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Server(Section):
@@ -98,7 +124,7 @@ class Server(Section):
     api_keys: list[str] = []
     admin_keys: list[str] = []
     cors_origins: list[str] = []
-    hosts: list[str] = []
+    hosts: Hosts = []
     drain: Duration = 20.0
     header_hold: Duration = 20.0
     heartbeat: Duration = 10.0
@@ -198,7 +224,7 @@ class Model(Section):
     ladder: Ladder | None = None
     cmd: Argv = []
     stop_cmd: Argv = []
-    health: str = "/health"
+    health: UrlPath = "/health"
     upstream_model: str = ""
     api_key: str = ""
 

@@ -15,17 +15,21 @@ _REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 
 
 class Expander:
-    """Expands every string of a parsed TOML; collects what is wrong, and which variables were read."""
+    """Expands every string of a parsed TOML; collects what is wrong, which variables were read, and where."""
 
     def __init__(self, names: Mapping[str, Any], environ: Mapping[str, str], complain: Callable[[KeyPath, str], None]):
-        self._names = {str(k): str(v) for k, v in names.items()}
+        self._names = {str(k): str(v).lower() if isinstance(v, bool) else str(v) for k, v in names.items()}
         self._environ, self._complain = environ, complain
         self.env_read: set[str] = set()
+        self.expanded: set[KeyPath] = set()
 
     def expand(self, value: Any, path: KeyPath = ()) -> Any:
         """The value with every reference in it replaced, keys as they are."""
         if isinstance(value, str):
-            return _REFERENCE.sub(lambda match: self._reference(match, path), value)
+            text = _REFERENCE.sub(lambda match: self._reference(match, path), value)
+            if text != value:
+                self.expanded.add(path)
+            return text
         if isinstance(value, dict):
             return {key: self.expand(inner, (*path, key)) for key, inner in value.items()}
         if isinstance(value, list):

@@ -27,7 +27,7 @@ class SimulatedMachine:
             gpus = tuple(_gpu(entry, i) for i, entry in enumerate(tree.get("gpus", [])))
             return MachineSample(gpus, self._ram(tree))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"{self._path}: {type(error).__name__}: {error}"
+            problem = f"{self._path}: {_why(error)}"
             return MachineSample(ram=self._host.ram(), gpus_known=False, problem=problem)
 
     def _ram(self, tree: dict[str, Any]) -> DeviceSample:
@@ -40,6 +40,16 @@ class SimulatedMachine:
             self._first_ram = available
         total = int(tree["ram_total_mib"]) * MIB if "ram_total_mib" in tree else max(self._first_ram, host.total_bytes)
         return DeviceSample(RAM, total, available, name="simulated")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON: {error}"
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return f'not as {{"gpus": [{{"id": "GPU-0", "total_mib": 16384, "free_mib": 15000}}]}}: {error}'
 
 
 def _gpu(entry: dict[str, Any], position: int) -> DeviceSample:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
+from swapd.config.lines import KeyPath
+from swapd.config.listen import parse_listen
 from swapd.config.resolve import Resolved
 from swapd.core.ledger import MachineSample
 from swapd.core.spec import PAGE_CACHE, BinarySpec, Footprint, LaunchSpec
@@ -16,8 +21,13 @@ from swapd.llama.probe import BinaryReport, probe
 from swapd.planner.footprints import Footprints
 from swapd.planner.law_setup import setup_of
 from swapd.planner.laws import findings
+from swapd.planner.places import find_gpu
 from swapd.store import Store
 from swapd.units import format_size, mib
+
+_LONGEST_SOCKET_BYTES: Final = 107
+"""Of a unix socket's path (``sun_path``)."""
+_ELSEWHERE: Final = "choose another path, or ask as the user that swapd runs as"
 
 
 @dataclass
@@ -31,7 +41,7 @@ class Report:
 
 
 def check_files(resolved: Resolved) -> Report:
-    """Check every binary, GGUF and the sockets' directory; mistakes go to ``resolved.problems``."""
+    """Check every binary, GGUF and folder that is written to; mistakes go to ``resolved.problems``."""
     report = Report(list(resolved.warnings))
     for at, binary in _binaries(resolved):
         found = probe(binary)
@@ -44,11 +54,45 @@ def check_files(resolved: Resolved) -> Report:
         _check_gguf(resolved, spec)
         _check_program(resolved, spec)
     _check_sockets(resolved)
+    _check_state_dir(resolved)
+    _check_listen(resolved)
     return report
+
+
+def check_gpus(resolved: Resolved, sample: MachineSample, *, files: bool) -> None:
+    """Whether the GPUs that the file names are there, if it is known which are; mistakes go to ``resolved.problems``.
+
+    A machine without any GPU is only believed if it is a simulated one: else it may lack the driver alone.
+    ``files``: also whether a simulated one can be read.
+    """
+    is_simulated = resolved.device_source.startswith("file:")
+    if not sample.gpus_known:
+        if is_simulated and files:
+            resolved.problems.add(("devices", "source"), sample.problem)
+        return
+    if not sample.gpus and not is_simulated:
+        return
+    there = ", ".join(f"{gpu.index} ({gpu.id})" for gpu in sample.gpus)
+    for at, name in dict.fromkeys(_gpus_named(resolved)):
+        if find_gpu(name, sample) is None:
+            resolved.problems.add(at, f"this machine has no GPU {name}", f"it has {there or 'none'}")
+
+
+def _gpus_named(resolved: Resolved) -> Iterator[tuple[KeyPath, str]]:
+    """Each name of a GPU with its key; what a model has from ``[defaults]`` stands there."""
+    lines = resolved.problems.lines
+    yield from ((("headroom", "gpus", name), name) for name in resolved.catalog.policy.headroom_bytes)
+    for id_, spec in resolved.launches.items():
+        named = {"gpus": spec.gpus or (), "vram": spec.vram if isinstance(spec.vram, dict) else ()}
+        for key, names in named.items():
+            own = ("models", id_, key)
+            yield from ((own if own in lines else ("defaults", key), str(name)) for name in names)
 
 
 def size_models(resolved: Resolved, sample: MachineSample, report: Report, store: Store) -> None:
     """What each model would take on this machine; warnings of those that can never fit, and of laws broken."""
+    if not sample.gpus_known:
+        report.warnings.append(f"the GPUs cannot be read ({sample.problem}): the sizes are guesses")
     info = Footprints(resolved.launches, store, run="check", policy=resolved.catalog.policy)
     for id_, spec in resolved.launches.items():
         if spec.gguf and not os.path.exists(spec.gguf) and spec.vram == "auto":
@@ -115,3 +159,33 @@ def _check_sockets(resolved: Resolved) -> None:
     if all(found.values()):
         text = "; ".join(f"{base}: {why}" for base, why in found.items())
         resolved.problems.add((), f"no directory for the models' sockets: {text}", "set XDG_RUNTIME_DIR")
+
+
+def _check_state_dir(resolved: Resolved) -> None:
+    folder = resolved.state_dir
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if why := _why_not_written(nearest):
+        resolved.problems.add(("server", "state_dir"), f"{folder} cannot be written: {why}", _ELSEWHERE)
+
+
+def _check_listen(resolved: Resolved) -> None:
+    """A socket's path; whether a port is free is known only when it is used."""
+    path, at = parse_listen(resolved.server.listen).path, ("server", "listen")
+    if not path:
+        return
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        resolved.problems.add(at, f"{path}: there is no folder {folder}", "make it first")
+    elif why := _why_not_written(Path(folder)):
+        resolved.problems.add(at, f"{path} cannot be made: {why}", _ELSEWHERE)
+    elif os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        resolved.problems.add(at, f"{path} is there and is no socket", "remove it, or choose another path")
+    elif len(os.fsencode(path)) > _LONGEST_SOCKET_BYTES:
+        resolved.problems.add(at, f"{path} is too long: a socket's path has {_LONGEST_SOCKET_BYTES} bytes at most")
+
+
+def _why_not_written(folder: Path) -> str:
+    """Empty if files can be made there."""
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable for this user"

@@ -19,15 +19,21 @@ _KEYS = {"id", "total", "free", "overhead", "headroom"}
 
 @dataclass(frozen=True, slots=True)
 class PlanGpu:
-    """One GPU with the bytes that must stay free on it (``headroom_bytes``)."""
+    """One GPU; ``headroom_bytes`` must stay free on it. ``index``: of one that was typed without an id."""
 
     gpu: Gpu
     headroom_bytes: int
+    index: int | None = None
 
     @property
     def room_bytes(self) -> int:
         """What models may take."""
         return max(0, self.gpu.free_bytes - self.headroom_bytes)
+
+    @property
+    def key(self) -> str | int:
+        """What a configuration calls it."""
+        return self.gpu.id if self.index is None else self.index
 
     def less(self, taken_bytes: int) -> PlanGpu:
         """The GPU with another model loaded on it."""
@@ -70,7 +76,7 @@ def parse_gpu(text: str, index: int, headroom_bytes: int) -> PlanGpu:
     gpu = Gpu(
         fields.get("id") or f"GPU-{index}", total, sizes.get("free", total), sizes.get("overhead", OVERHEAD_BYTES)
     )
-    return PlanGpu(gpu, sizes.get("headroom", headroom_bytes))
+    return PlanGpu(gpu, sizes.get("headroom", headroom_bytes), None if fields.get("id") else index)
 
 
 def gpu_of(sample: DeviceSample, overhead_bytes: int = OVERHEAD_BYTES) -> Gpu:

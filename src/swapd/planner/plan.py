@@ -205,7 +205,7 @@ def _tables(option: Option, machine: Machine) -> Tables:
     if flags.n_cpu_moe != parse_flags(ask.args).n_cpu_moe:
         keys["n_cpu_moe"] = flags.n_cpu_moe
     if len(option.gpus) < len(machine.gpus):
-        keys["gpus"] = [g.gpu.id for g in option.gpus]
+        keys["gpus"] = [g.key for g in option.gpus]
     tables: Tables = [(("models", ask.name), keys)]
     if ask.ladder is not None and option.step is not None:
         ladder = {"flag": ask.ladder.flag, "steps": list(ask.ladder.steps)}

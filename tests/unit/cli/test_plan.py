@@ -84,6 +84,13 @@ def test_search_prints_a_table_and_toml_that_swapd_check_accepts(big: Path, tmp_
     assert all(sizes.on(gpu) <= room for gpu, room in rooms.items()), "what plan chose, serve admits"
 
 
+@pytest.mark.parametrize(("name", "key"), [("", 1), ("id=GPU-77aa,total=", "GPU-77aa")])
+def test_a_gpu_of_several_is_named_as_its_machine_knows_it(small: Path, big: Path, name: str, key: str | int) -> None:
+    found = tree(big, small, "--gpu", "24GiB", "--gpu", f"{name}10GiB", "--ram", "60GiB", "--ctx", "8192")
+    models = tomllib.loads(found["toml"])["models"]
+    assert models["small"]["gpus"] == [key] and models["big"]["gpus"] == [0]
+
+
 def test_a_set_shares_the_machine(small: Path, big: Path) -> None:
     found = tree(big, small, "--gpu", "24GiB", "--ram", "60GiB", "--ctx", "8192")
     taken = [m["options"][0]["prediction"]["devices"] for m in found["models"]]

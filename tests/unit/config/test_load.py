@@ -65,6 +65,16 @@ def test_durations(text: str, seconds: float) -> None:
         ("models.a", "keep_context", '"sometimes"', 'true, false or "auto"'),
         ("models.a", "concurrency", '"many"', "integer"),
         ("groups.g", "members", '"a"', "list"),
+        ("defaults", "unlisted", '"yes"', "valid boolean, got 'yes'"),
+        ("models.a", "preload", '"no"', "valid boolean, got 'no'"),
+        ("models.a", "persistent", "1", "valid boolean, got 1"),
+        ("models.a", "priority", '"3"', "valid integer, got '3'"),
+        ("models.a", "priority", "true", "valid integer, got True"),
+        ("models.a", "concurrency", "2.0", "valid integer, got 2.0"),
+        ("scheduling", "queue_limit", '"10"', "valid integer, got '10'"),
+        ("context", "min_tokens", '"10"', "valid integer, got '10'"),
+        ("server", "capture", '"on"', "valid boolean, got 'on'"),
+        ("server", "listen", "8080", "valid string, got 8080"),
         ("selectors.s", "targets", "[]", "at least 1"),
     ],
 )
@@ -72,6 +82,23 @@ def test_wrong_values_name_file_line_key_and_what_is_expected(table: str, key: s
     (line,) = mistakes(f"[{table}]\n# a comment\n{key} = {value}\n")
     assert line.startswith(f"f.toml:3: {table}.{key}: "), line
     assert words in line, line
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("box.example", "box.example"), ("Box.Example.:8443", "box.example"), ("::1", "::1"), ("[fd00::1]", "fd00::1"),
+     ("[fd00::1]:8443", "fd00::1"), ("10.0.0.1:80", "10.0.0.1")],
+)  # fmt: skip
+def test_hosts_are_names_whatever_the_port(text: str, name: str) -> None:
+    assert loaded(f'[server]\nhosts = ["{text}"]').file.server.hosts == [name]
+
+
+@pytest.mark.parametrize(
+    "text", ["https://box.example", "box.example/api", "", ":8443", "box:port", "me@box", "a, b", "[::1"]
+)
+def test_what_is_no_host_name_is_refused(text: str) -> None:
+    (line,) = mistakes(f'[server]\nhosts = ["{text}"]')
+    assert line.startswith(f"f.toml:2: server.hosts: no host name: {text!r}") and "box.example" in line
 
 
 # ---- mistakes
@@ -238,6 +265,77 @@ def test_environment_settings_of_the_server(monkeypatch: pytest.MonkeyPatch) -> 
     server = loaded('[server]\nlisten = "1"\n').file.server
     assert (server.listen, server.drain, server.api_keys, server.max_body) == (":9000", 5.0, ["k1", "k2"], 1 << 20)
     assert loaded("", server={"listen": "8080"}).file.server.listen == "8080"
+
+
+LISTS = ("api_keys", "admin_keys", "cors_origins", "hosts")
+
+
+@pytest.mark.parametrize("key", LISTS)
+@pytest.mark.parametrize("text", ["top-secret", '"top-secret"', "[top-secret]", '{"a": "top-secret"}', "[1]"])
+def test_a_list_of_the_environment_that_is_none_names_the_variable_and_how_to_write_it(
+    key: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"SWAPD_SERVER__{key.upper()}", text)
+    (line,) = mistakes("[server]\napi_keys = []\n")
+    assert line.startswith(f"SWAPD_SERVER__{key.upper()}: should be a JSON list") and '\'["one", "two"]\'' in line
+    assert "top-secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "words"),
+    [("DRAIN", "soon", "not a duration"), ("CAPTURE", "perhaps", "valid boolean"), ("LOG_LEVEL", "loud", "'debug'"),
+     ("API_KEYS", '["a", " "]', "open by accident")],
+)  # fmt: skip
+def test_other_mistakes_of_the_environment_name_the_variable_too(
+    key: str, text: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"SWAPD_SERVER__{key}", text)
+    (line,) = mistakes('[server]\ndrain = "1s"\n')
+    assert line.startswith(f"SWAPD_SERVER__{key}: ") and words in line
+
+
+def test_reference_may_say_a_number_or_a_switch_where_one_is_wanted() -> None:
+    text = """
+    [vars]
+    few = 2
+    on = true
+    [defaults]
+    gguf = "m.gguf"
+    priority = "${env:RANK:-7}"
+    [models.a]
+    concurrency = "${few}"
+    preload = "${on}"
+    ctx = "${env:CTX:-8192}"
+    env = { N = "${few}" }
+    """
+    model = load_text(text, None, environ={}).file.models["a"]
+    assert (model.concurrency, model.preload, model.ctx, model.priority) == (2, True, 8192, 7)
+    assert model.env == {"N": "2"}
+
+
+def test_reference_that_says_no_number_is_a_mistake_in_its_place() -> None:
+    with pytest.raises(ConfigError, match=r":4: models\.a\.concurrency: .*got 'few'"):
+        load_text('[vars]\nn = "few"\n[models.a]\nconcurrency = "${n}"\ngguf = "m"\n', None, environ={})
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in (*LISTS, "listen", "drain", "capture"):
+        monkeypatch.setenv(f"SWAPD_SERVER__{key.upper()}", "")
+    server = loaded('[server]\napi_keys = ["k"]\nlisten = "1"\n').file.server
+    assert (server.api_keys, server.listen, server.drain, server.capture) == (["k"], "1", 20.0, False)
+
+
+def test_a_switch_of_the_environment_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, value in (("true", True), ("1", True), ("off", False)):
+        monkeypatch.setenv("SWAPD_SERVER__CAPTURE", text)
+        assert loaded("").file.server.capture is value
+
+
+def test_a_mistake_in_a_flag_is_not_the_variables_that_it_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWAPD_SERVER__DRAIN", "1s")
+    with pytest.raises(ConfigError) as caught:
+        loaded("", server={"drain": "soon"})
+    assert "SWAPD_SERVER__DRAIN" not in caught.value.message
 
 
 def test_no_file_means_the_contracts_defaults() -> None:

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from swapd.config.redact import REMOVED, is_secret_name, looks_random, redacted, scrub, secrets_of
+from swapd.config.redact import REMOVED, is_secret_name, looks_random, redacted, scrub, secrets_of, without_secrets
 
 CONFIG = """
 [server]
@@ -100,3 +100,44 @@ def test_random_looking_values_are_keys_and_gpus_are_not() -> None:
     assert looks_random("Zm9vYmFyYmF6cXV1eDEyMzQ1Njc4")
     assert not looks_random("GPU-1234abcd-aaaa-bbbb-cccc-1234567890ab")
     assert not looks_random("/srv/models/qwen3-coder-30b-a3b-instruct-Q4_K_M.gguf")
+
+
+TOLD = [
+    "--api-key @", "--api-key=@", "--hf-token @", "--hf-token=@", "-hft @", "--token @", "--token=@", "--password @",
+    "--db_secret=@", "--authToken @", "-e HF_TOKEN=@", "--env HF_TOKEN=@", "--env=HF_TOKEN=@", "-eMY_PASSWORD=@",
+    "OPENAI_API_KEY=@ serve", "-e AWS_SECRET_ACCESS_KEY=@", "--api-key @1,@2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TOLD)
+def test_a_command_line_is_shown_without_what_flags_and_variables_tell(text: str) -> None:
+    text = text.replace("@", "verysecret")
+    shown = " ".join(without_secrets(["docker", "run", *text.split(), "--port", "8000"]))
+    for one in (shown, scrub(f"docker run {text} --port 8000", ()), repr(redacted({"cmd": text.split()}))):
+        assert "verysecret" not in one and REMOVED in one, one
+    assert shown.startswith("docker run") and shown.endswith("--port 8000")
+
+
+def test_a_command_within_a_command_and_words_with_spaces_are_looked_into() -> None:
+    words = ["sh", "-c", "KEY_A=verysecret serve --token verysecret", "--auth=Bearer verysecret"]
+    assert "verysecret" not in repr(without_secrets(words))
+    assert "verysecret" not in scrub("sh -c \"serve --token verysecret --password 'verysecret verysecret'\"", ())
+    assert "verysecret" not in scrub("""--mcp-servers-json '{"env": {"HUB_TOKEN": "verysecret"}}'""", ())
+
+
+def test_a_long_line_of_assignments_is_read_to_its_end() -> None:
+    text = ",".join(f"n{number}={number}" for number in range(3000)) + ",my_token=verysecret"
+    assert scrub(text, ()).endswith(f"n2999=2999,my_token={REMOVED}")
+
+
+def test_secrets_within_a_command_are_known_by_value() -> None:
+    tree = {"a": {"cmd": "sh -c 'TOKEN_A=first-one serve --token second-one'"}, "b": {"cmd": ["-e", "A_KEY=third one"]}}
+    assert {"first-one", "second-one", "third one"} <= secrets_of(tree, {})
+
+
+def test_what_is_no_secret_stays_in_a_command_line() -> None:
+    words = (
+        "llama-server --api-key-file /etc/keys --ssl-key-file /x.pem --max-num-batched-tokens 8192 --cache-type-k q8_0 "
+        "--override-kv tokenizer.ggml.add_bos_token=bool:false --tokenizer org/m -e CUDA_VISIBLE_DEVICES=0 --keep 4"
+    )
+    assert " ".join(without_secrets(words.split())) == scrub(words, ()) == words

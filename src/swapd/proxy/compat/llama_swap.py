@@ -6,11 +6,12 @@ import asyncio
 import codecs
 import json
 import shlex
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Final
 from urllib.parse import parse_qs, unquote
 
+from swapd.config.redact import without_secrets
 from swapd.core.spec import ModelId, RouteSpec
 from swapd.errors import RequestError, SwapdError
 from swapd.proxy.admin import loaded_models, unload_models, without_colours
@@ -29,7 +30,6 @@ _STATES: Final = {
 }
 _PLAIN: Final[Headers] = [(b"content-type", b"text/plain; charset=utf-8")]
 _STREAMED: Final[Headers] = [*_PLAIN, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-_SECRET_FLAGS: Final = ("--api-key", "--api-key-file", "--hf-token", "-hft")
 
 
 class LlamaSwap:
@@ -126,20 +126,9 @@ def _row(route: RouteSpec, state: str) -> dict[str, object]:
     return {
         "model": route.id,
         "state": _STATES[state],
-        "cmd": shlex.join(_without_secrets(route.facts.command)),
+        "cmd": shlex.join(without_secrets(route.facts.command)),
         "proxy": "",
         "ttl": round(route.idle_timeout_s),
         "name": route.id,
         "description": route.description,
     }
-
-
-def _without_secrets(command: Iterable[str]) -> list[str]:
-    shown: list[str] = []
-    for word in command:
-        flag, equals, _ = word.partition("=")
-        if shown and shown[-1] in _SECRET_FLAGS:
-            shown.append("***")
-        else:
-            shown.append(f"{flag}=***" if equals and flag in _SECRET_FLAGS else word)
-    return shown
