@@ -74,6 +74,16 @@ class Store:
         if path is not None and read_only:
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0.2)
             return
+        try:
+            self._open(path)
+        except sqlite3.Error as error:
+            text = "what is measured is not kept and what was measured is not known: the store cannot be opened"
+            log.warning(text, path=str(path), error=str(error))
+            with contextlib.suppress(AttributeError):
+                self._db.close()
+            self._open(None)
+
+    def _open(self, path: Path | None) -> None:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,37 @@ def test_engine_that_needs_its_grace_is_not_killed_before(shared: Swapd) -> None
 def test_load_without_a_sign_of_life_is_504(shared: Swapd) -> None:
     late = shared.chat("mute")
     assert late.status == 504 and late.error["code"] == "start_timeout" and 0.4 < late.seconds < 4
+
+
+def test_server_that_logs_swapds_own_probes_and_is_never_ready_is_504_and_says_what_it_answers(tmp_path: Path) -> None:
+    cmd = [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "${PORT}"]
+    with Swapd(tmp_path, {"web": {"gguf": "", "cmd": cmd, "load_timeout": "1s"}}) as swapd:
+        reply = swapd.chat("web")
+        assert reply.status == 504 and "/health answers 404" in reply.error["message"]
+
+
+def test_load_timeout_runs_stop_cmd_which_is_relative_to_the_file(tmp_path: Path) -> None:
+    stop = tmp_path / "stop.sh"
+    stop.write_text('#!/bin/sh\necho "$1" > stopped\n')
+    stop.chmod(0o755)
+    mute = {
+        "gguf": "",
+        "cmd": ["sleep", "600", "${PORT}"],
+        "stop_cmd": ["./stop.sh", "by-name"],
+        "load_timeout": "500ms",
+    }
+    with Swapd(tmp_path, {"box": mute}) as swapd:
+        assert swapd.chat("box").status == 504
+        assert (tmp_path / "stopped").read_text() == "by-name\n"
+        swapd.wait_state("box", "failed")
+
+
+def test_state_directory_that_cannot_be_written_costs_no_service(tmp_path: Path) -> None:
+    for name in ("swapd.sqlite", "activity.sqlite", "endpoint"):
+        (tmp_path / "state" / name).mkdir(parents=True)
+    with Swapd(tmp_path, {"a": {}}) as swapd:
+        assert swapd.chat("a").status == 200
+        assert f"may need --url {swapd.url}" in swapd.log_file.read_text()
 
 
 def test_long_load_is_a_wait_and_no_error(tmp_path: Path) -> None:

@@ -58,11 +58,16 @@ def command(config: str | None, listen: str | None, demo: bool, devices: str | N
 
 
 def _listening(url: str, endpoint: Path, models: list[str]) -> None:
-    """Write down where swapd is found, for the commands that talk to it."""
+    """Write down where swapd is found, for the commands that talk to it; serve also if the disk refuses."""
     temporary = endpoint.with_name(f".endpoint.{os.getpid()}")
-    temporary.touch(mode=0o600)
-    temporary.write_text(f"{url}\n")
-    temporary.replace(endpoint)
+    try:
+        temporary.touch(mode=0o600)
+        temporary.write_text(f"{url}\n")
+        temporary.replace(endpoint)
+    except OSError as error:
+        click.echo(f"swapd: warning: {endpoint}: {error.strerror}; other commands may need --url {url}", err=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     names = ", ".join(models[:8]) + (", …" if len(models) > 8 else "")
     click.echo(f"swapd: serving {len(models)} models at {url}" + (f": {names}" if models else ""), err=True)
     if not models:

@@ -18,6 +18,7 @@ StreamName: TypeAlias = Literal["stdout", "stderr"]
 OutputSink: TypeAlias = Callable[[StreamName, bytes], None]
 
 READ_BYTES = 64 << 10
+REAP_AGAIN_S: Final = 0.5
 OWN_PIDS: Final[set[int]] = set()
 """Children that a ``Process`` will reap: nobody else may."""
 
@@ -127,7 +128,11 @@ class Process:
             # Grandchildren go too. The zombie still holds its number: this cannot hit a stranger.
             os.killpg(self.pid, signal.SIGKILL)
         self._drain()
-        status = _reap(self._pidfd)
+        try:
+            status = _reap(self._pidfd)
+        except BlockingIOError:  # a debugger has it, and lets go of it some time
+            self._loop.call_later(REAP_AGAIN_S, self._on_exit)
+            return
         OWN_PIDS.discard(self.pid)
         os.close(self._pidfd)
         os.close(self._stdin)

@@ -60,7 +60,9 @@ class LlamaInstance:
         self._progressed: Callable[[float, str], None] = lambda _fraction, _stage: None
         self._settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._last_progress_s = time.monotonic()
+        self._told = (-1.0, "")
         self._rss_pages = 0
+        self._refusal = ""  # what /health says that is neither "ready" nor "loading"
         self._doom = ""  # why swapd itself ends it: the cause of the death that follows
         self._stop_begun_s: float | None = None
         self.n_ctx = 0
@@ -91,7 +93,8 @@ class LlamaInstance:
     def take_output(self, stream: StreamName, data: bytes) -> None:
         """A piece of the process's output."""
         self._ring.append(data)
-        self._last_progress_s = time.monotonic()
+        if not self._settled.done() and not self._refusal and not self._is_of_our_probes(data):
+            self._last_progress_s = time.monotonic()
         (self._stderr if stream == "stderr" else self._stdout).append(data)
         if self._start.speaks_router and stream == "stdout" and not self._settled.done():
             for message in self._messages.feed(data):
@@ -165,17 +168,32 @@ class LlamaInstance:
             self.n_ctx = message.n_ctx
             if self._owns_its_listener():
                 self._settle(ready=True)
-        elif message.progress is not None:
+        elif message.progress is not None and (news := (round(message.progress, 2), message.stage)) != self._told:
+            self._told = news
             self._progressed(message.progress, message.stage)
 
     async def _poll_health(self) -> None:
         spec = self._start.spec
         while not self._settled.done():
             answer = await health.get(self.upstream, spec.health, spec.api_key, HEALTH_TIMEOUT_S)
-            if answer is not None and answer.status == 200 and self._owns_its_listener():
-                self._settle(ready=True)
-                return
+            if answer is not None:
+                self._refusal = self._why_not_ready(answer.status)
+                if answer.status == 200 and not self._refusal:
+                    self._settle(ready=True)
+                    return
             await asyncio.sleep(HEALTH_POLL_S)
+
+    def _why_not_ready(self, status: int) -> str:
+        """What an answer of the health path says; ``""``: the engine is ready, or loading (503)."""
+        path = self._start.spec.health
+        if status == 200 and not self._owns_its_listener():
+            return f"{path} answers at {self.upstream.host}:{self.upstream.port}, but no process of this model listens"
+        return "" if status in (200, 503) else f"{path} answers {status}"
+
+    def _is_of_our_probes(self, data: bytes) -> bool:
+        """Whether output is nothing but the log of swapd's own requests: that an engine writes it is no progress."""
+        path = self._start.spec.health.encode()
+        return len(path) > 1 and all(path in line for line in data.splitlines() if line.strip())
 
     async def _watch_progress(self) -> None:
         """Ends a load that shows no life: no message, no output, no memory growth for ``load_timeout``."""
@@ -185,11 +203,18 @@ class LlamaInstance:
             left_s = self._last_progress_s + limit_s - time.monotonic()
             if left_s <= 0:
                 self._doom = self._doom or TIMEOUT
-                self._note(f"no load progress for {limit_s:g} s: SIGKILL")
-                await self._child.kill(self._start.spec.kill_timeout_s)
+                await self._give_up(f"no load progress for {limit_s:g} s")
                 self._settle(ready=False)
                 return
             await asyncio.sleep(min(left_s, PROGRESS_CHECK_S))
+
+    async def _give_up(self, why: str) -> None:
+        """What ``stop_cmd`` stops (a container) outlives the process that started it."""
+        if self._start.spec.stop_cmd:
+            await self.stop(why)
+        else:
+            self._note(f"{why}: SIGKILL")
+            await self._child.kill(self._start.spec.kill_timeout_s)
 
     def _notice_growth(self) -> None:
         pages = procfs.rss_pages(self.pid)
@@ -222,12 +247,16 @@ class LlamaInstance:
     def _report(self, status: ExitStatus | None) -> ExitReport:
         """``None``: not even SIGKILL ended it; ``exited`` still waits then."""
         if status is None:
-            return ExitReport("still there", self._doom, f"process {self.pid} outlived SIGKILL", self._last_lines())
+            text = f"process {self.pid} outlived SIGKILL"
+            return ExitReport("still there", self._doom, text, self._last_lines(), still_there=True)
         output = self._stdout.text() + "\n" + self._stderr.text()
         cause = self._doom or classify(status.code, status.signal, output)
         if cause == "exited_before_ready" and self._settled.done() and self._settled.result():
             cause = "unknown"
-        return ExitReport(str(status), cause, explain(cause, output), self._last_lines())
+        why = explain(cause, output)
+        if cause == TIMEOUT and self._refusal:
+            why += f": {self._refusal}"
+        return ExitReport(str(status), cause, why, self._last_lines())
 
     def _last_lines(self) -> str:
         return last_lines(self._stderr.text() or self._stdout.text())

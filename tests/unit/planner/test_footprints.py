@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from swapd.core.ledger import DeviceSample, MachineSample
 from swapd.core.spec import RAM, BinarySpec, LaunchSpec
@@ -124,6 +125,18 @@ def test_the_store_survives_a_restart(tmp_path: Path) -> None:
     store.close()
     (load,) = Store(tmp_path / "s.sqlite").loads("k")
     assert (load.peak_bytes, load.worked) == ({"g": 5}, True)
+
+
+def test_a_store_that_is_no_database_costs_nothing_but_the_measurements_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    path.write_bytes(b"no database" * 500)
+    with capture_logs() as logged:
+        store = Store(path)
+    assert logged[0]["log_level"] == "warning" and logged[0]["path"] == str(path)
+    store.record("k", "run:1", Load({"g": 1}, {"g": 2}, 3.0, False))
+    assert len(store.loads("k")) == 1
+    store.close()
+    assert path.read_bytes() == b"no database" * 500
 
 
 def test_a_store_that_cannot_be_written_costs_nothing_but_the_measurement(tmp_path: Path) -> None:
