@@ -38,17 +38,23 @@ class Reloader:
         put_in_force: Callable[[Resolved, Changes], None],
     ) -> None:
         self._current, self._settings = current, settings
+        self._told = current
         self._read, self._put_in_force = read, put_in_force
         self._turn = asyncio.Lock()
         self._asked = asyncio.Event()
         settings.reload = self.reload
 
     async def reload(self) -> dict[str, Any]:
-        """What changed, as the API tells it.
+        """What changed since somebody was last told, as the API tells it: a change may have been seen and made before.
 
         Raises:
             ConfigError: the file has mistakes; the configuration before it stays, and ``status`` shows them.
         """
+        new = await self._take_in()
+        found, self._told = changes(self._told, new), new
+        return _listed(found) | {"warnings": list(new.warnings)}
+
+    async def _take_in(self) -> Resolved:
         async with self._turn:
             try:
                 new = await asyncio.to_thread(self._read)
@@ -59,9 +65,8 @@ class Reloader:
             found = changes(self._current, new)
             self._put_in_force(new, found)
             self._current, self._settings.config_error = new, None
-            told = {key: list(value) for key, value in asdict(found).items()}
-            log.info("configuration reloaded", **told)
-            return told | {"warnings": list(new.warnings)}
+            log.info("configuration reloaded", **_listed(found))
+            return new
 
     def ask(self) -> None:
         """Reload soon (SIGHUP)."""
@@ -78,7 +83,7 @@ class Reloader:
 
     async def _quietly(self) -> None:
         try:
-            await self.reload()
+            await self._take_in()
         except ConfigError:
             return
         except Exception:  # a bug in putting it in force must not end the server
@@ -88,7 +93,7 @@ class Reloader:
         path = self._current.path
         if path is None:
             return
-        seen = _content(path)
+        seen: str | None = self._current.text
         async for _ in _touched(path):
             now = _content(path)
             if now is not None and now != seen:
@@ -96,23 +101,27 @@ class Reloader:
                 self.ask()
 
 
-def _content(path: Path) -> bytes | None:
+def _listed(found: Changes) -> dict[str, Any]:
+    return {key: list(value) for key, value in asdict(found).items()}
+
+
+def _content(path: Path) -> str | None:
     try:
-        return path.read_bytes()
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return None
 
 
 async def _touched(path: Path) -> AsyncIterator[None]:
-    """Whenever another file is there, or its content may be another; and every ``LOOK_ANYWAY_S``."""
+    """At once, whenever another file is there or its content may be another, and every ``LOOK_ANYWAY_S``."""
     told = asyncio.Event()
     with _told_by_the_kernel(path, told.set):
         while True:
+            yield
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(told.wait(), LOOK_ANYWAY_S)
                 await asyncio.sleep(SETTLE_S)
             told.clear()
-            yield
 
 
 @contextlib.contextmanager

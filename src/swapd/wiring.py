@@ -325,15 +325,18 @@ def plan(
     return planning.predict_only(asks[0], machine)
 
 
-def check(resolved: Resolved, *, files: bool = True) -> Report:
-    """Probe binaries, read headers and compare sizes with the machine.
+def check(resolved: Resolved, *, files: bool = True, is_machine_given: bool = False) -> Report:
+    """Probe binaries, read headers, and compare GPUs and sizes with the machine; ``is_machine_given``: by a flag.
 
     Raises:
         ConfigError: with every mistake at once.
     """
-    from swapd.planner.check import Report, check_files, size_models
+    from swapd.planner.check import Report, check_files, check_gpus, size_models
 
     sample = Monitor(resolved.device_source).sample_now()
+    if is_machine_given and not sample.gpus_known:
+        raise ConfigError(f"--devices: {sample.problem}")
+    check_gpus(resolved, sample, files=files)
     report = check_files(resolved) if files else Report(list(resolved.warnings))
     resolved.problems.raise_if_any()
     size_models(resolved, sample, report, _known_store(resolved.state_dir))

@@ -112,6 +112,9 @@ def test_reload_says_what_changed_and_what_has_to_wait_for_a_start(tmp_path: Pat
         entry = lines[0]  # whoever was first, the watcher or the command
         told = {key: entry[key] for key in ("added", "changed", "removed", "at_restart")}
         assert told == {"added": ["c"], "changed": ["b"], "removed": ["a"], "at_restart": ["server.log_level"]}
+        assert done.stdout == (
+            "added: c\nchanged: b\nremoved: a\nnot before swapd is started again: server.log_level\n"
+        ), "even if the watcher was first"
         assert ids(one) == {"b", "c"}
         again = one.cli("reload")
         assert "no model was added" in again.stdout

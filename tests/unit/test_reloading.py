@@ -150,6 +150,34 @@ async def test_change_of_the_file_is_told_by_the_kernel_however_it_is_written(
         assert in_force.found[0].added == ("c",) and in_force.found[1].removed == ("a", "c")
 
 
+async def test_change_between_the_start_and_the_first_look_is_not_lost(tmp_path: Path) -> None:
+    config = tmp_path / "swapd.toml"
+    config.write_text(models("a"))
+
+    def read() -> Resolved:
+        return resolve(load(config, flags={}), files=False)
+
+    current = read()
+    config.write_text(models("b"))
+    async with watching(current, read) as (_, in_force):
+        await until(lambda: in_force.found)
+        assert in_force.found == [Changes(added=("b",), removed=("a",))]
+
+
+async def test_who_asks_is_told_what_the_watcher_was_first_to_see(tmp_path: Path) -> None:
+    config = tmp_path / "swapd.toml"
+    config.write_text(models("a"))
+
+    def read() -> Resolved:
+        return resolve(load(config, flags={}), files=False)
+
+    async with watching(read(), read) as (reloader, in_force):
+        config.write_text(models("a", "b"))
+        await until(lambda: in_force.found)
+        assert (await reloader.reload())["added"] == ["b"]
+        assert (await reloader.reload())["added"] == []
+
+
 async def test_what_goes_on_beside_the_file_is_no_news(tmp_path: Path) -> None:
     config, told = tmp_path / "swapd.toml", asyncio.Event()
     config.write_text(models("a"))
