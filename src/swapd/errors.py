@@ -136,7 +136,7 @@ class ShuttingDown(CapacityError):
 
 
 class DevicesUnknown(CapacityError):
-    """The GPUs cannot be read (NVML failed)."""
+    """The GPUs cannot be read (NVML failed), or there is none of that name."""
 
     code = "devices_unknown"
 

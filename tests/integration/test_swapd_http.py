@@ -172,6 +172,13 @@ def test_pages_of_other_sites_get_403_before_anything_happens(swapd: Swapd) -> N
     assert not swapd.fakes("start", "never")
 
 
+def test_a_host_may_be_allowed_as_a_refused_request_named_it(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {}}, server={"hosts": ["box.example:8443"]}) as one:
+        for host in ("box.example:8443", "box.example", "BOX.example:9"):
+            assert one.ask("GET", "/v1/models", headers={"Host": host}).status == 200
+        assert one.ask("GET", "/v1/models", headers={"Host": "other.example:8443"}).status == 403
+
+
 def test_preflight_is_answered_without_a_key_and_wakes_nothing(guarded: Swapd) -> None:
     wanted = "authorization,x-stainless-os"
     headers = {"Origin": "http://localhost:1", "Access-Control-Request-Headers": wanted,
@@ -247,6 +254,26 @@ def test_events_tell_the_status_and_each_change(swapd: Swapd) -> None:
     assert states == ["starting", "ready"]
     response.close()
     connection.close()
+
+
+def test_events_tell_how_far_a_load_is(tmp_path: Path) -> None:
+    with Swapd(tmp_path, {"a": {"knobs": {"LOAD_S": 0.5, "SPEAK_ROUTER": 1}}}) as swapd:
+        connection = swapd.connect()
+        connection.request("GET", "/api/events")
+        response = connection.getresponse()
+        assert response.readline() == b"event: status\n"
+        swapd.chat_later("a")
+        changes: list[dict[str, object]] = []
+        while not changes or changes[-1].get("state") != "ready":
+            line = response.readline()
+            assert line
+            if line.startswith(b"data: "):
+                changes.append(json.loads(line[6:]))
+        told = [progress for change in changes if isinstance(progress := change.get("progress"), float)]
+        assert len(told) >= 3 and told == sorted(told)
+        assert {change.get("state") for change in changes[1:-1]} == {"starting"}
+        response.close()
+        connection.close()
 
 
 def test_status_has_every_promised_field(swapd: Swapd) -> None:

@@ -99,6 +99,12 @@ def test_spillover_selector_goes_on_to_the_next_when_the_first_is_full(swapd: Sw
     assert first.result(20).status == 200
 
 
+def test_no_name_in_the_path_of_an_order_is_not_the_default_model(swapd: Swapd) -> None:
+    for order in ("load", "unload"):
+        reply = swapd.post(f"/api/models//{order}")
+        assert reply.status == 404 and "names no model" in reply.error["message"]
+
+
 def test_explain_shows_each_step_of_a_name(swapd: Swapd) -> None:
     lines = swapd.cli("explain", "claude-haiku").stdout.splitlines()
     assert lines[0] == "claude-haiku: not a pin of the active profile"

@@ -17,9 +17,13 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How a process ended: ``status`` ("exit code 1", "signal SIGKILL"), classified ``cause``, last stderr lines."""
+    """How a process ended: ``status`` ("exit code 1", "signal SIGKILL"), classified ``cause``, last stderr lines.
+
+    ``still_there``: it did not, not even by SIGKILL.
+    """
 
     status: str
     cause: str = ""
     message: str = ""
     stderr_tail: str = ""
+    still_there: bool = False

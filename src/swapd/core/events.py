@@ -54,7 +54,7 @@ class InstanceReady:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """The process ended, or was ended, before it was ready (and is gone).
+    """The process ended, or was ended, before it was ready, and is gone; ``still_there``: not even SIGKILL ended it.
 
     ``message`` is for the client; ``cause`` one of the words of ``llama.protocol``.
     """
@@ -67,6 +67,7 @@ class StartFailed:
     exit_status: str = ""
     stderr_tail: str = ""
     timed_out: bool = False
+    still_there: bool = False
 
 
 @dataclass(frozen=True, slots=True)

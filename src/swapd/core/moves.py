@@ -42,6 +42,7 @@ class Moves:
         self.line = Line()
         self.leases: dict[str, Waiter] = {}
         self.plans: dict[ModelId, Plan] = {}
+        self.preloads: dict[str, Waiter] = {}
         self.live: dict[ModelId, Record] = {}
         self.builder = WorldBuilder(self.rules, self.ledger, self.policy)
         self.survey = Survey(self._draw, lambda: self.builder.room(self.live.values(), self.plans.values()))
@@ -84,6 +85,8 @@ class Moves:
             self._let_through(record, waiter)
             return
         self.line.add(waiter)
+        if kind == "preload":
+            self.preloads[rid] = waiter
         self.survey.new_head(record)
         if record.state is S.STARTING:
             self.survey.changed()
@@ -103,10 +106,12 @@ class Moves:
         waiter = self.line.remove(rid)
         if waiter is None:
             return None
+        self.preloads.pop(rid, None)
         record = waiter.record
         self.survey.new_head(record)
         self.survey.unseen(record)
         if not record.queue:
+            record.waits_for = None
             self.survey.changed()
         plan = record.plan
         if plan is not None and plan.head is waiter:
@@ -126,6 +131,7 @@ class Moves:
             if waiter.seq >= limit or not (record.has_room() or waiter.kind != "request"):
                 return
             self.line.remove(waiter.rid)
+            self.preloads.pop(waiter.rid, None)
             self._let_through(record, waiter)
 
     def _let_through(self, record: Record, waiter: Waiter) -> None:
@@ -259,7 +265,7 @@ class Moves:
         """Promise the room: the victims drain or stop, and nobody else gets their memory."""
         plan = Plan(record, waiter, [self.records[v] for v in victims], self.now, reason)
         record.plan = self.plans[record.spec.id] = plan
-        record.reason = reason
+        record.waits_for = reason
         self.survey.changed()
         why = f"makes room for {record.spec.id!r}"
         for victim in plan.victims:

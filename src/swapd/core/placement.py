@@ -14,7 +14,7 @@ from operator import sub
 from typing import Final, TypeAlias
 
 from swapd.core.groups import GroupRules
-from swapd.core.spec import PAGE_CACHE, DeviceId, Footprint, ModelId, ModelSpec
+from swapd.core.spec import PAGE_CACHE, RAM, DeviceId, Footprint, ModelId, ModelSpec
 from swapd.errors import DevicesUnknown, InsufficientMemory, MemoryHeldByOthers, Refused, SwapdError
 from swapd.units import MIB, mib
 
@@ -203,15 +203,20 @@ def unfit(target: ModelSpec, need: Footprint, world: World) -> Refuse | NeverFit
     """Refusals that no eviction changes: unknown devices, or larger than total minus headroom."""
     unknown = [d for d in need.need_bytes if d not in world.capacity]
     if unknown:
-        text = world.problem or f"{', '.join(unknown)} cannot be read"
-        return Refuse(
-            DevicesUnknown(f"{target.id!r} needs a GPU, and the GPUs cannot be read: {text}", retry_after_s=10)
-        )
+        return Refuse(DevicesUnknown(_unknown(target, unknown, world), retry_after_s=10))
     over = [d for d, size in need.need_bytes.items() if size > world.capacity[d]]
     if not over:
         return None
     available = {d: max(0, world.capacity[d]) for d in need.need_bytes}
     return NeverFits(_insufficient(target, need, available, over, "total minus headroom"))
+
+
+def _unknown(target: ModelSpec, devices: Sequence[DeviceId], world: World) -> str:
+    if world.problem or not world.gpus_known:
+        why = world.problem or f"{', '.join(devices)} cannot be read"
+        return f"{target.id!r} needs a GPU, and the GPUs cannot be read: {why}"
+    there = ", ".join(d for d in world.capacity if d not in (RAM, PAGE_CACHE)) or "none"
+    return f"{target.id!r} needs GPU {', '.join(devices)}, which this machine does not have; its GPUs: {there}"
 
 
 def _insufficient(
@@ -365,10 +370,8 @@ def _nothing_helps(case: _Case, short: Mapping[DeviceId, int]) -> Wait | Refuse:
     room = {d: world.capacity[d] - kept[d] for d in short}
     if any(need.on(d) > room[d] for d in short):
         by = ", ".join(repr(r.spec.id) for r in case.protected)
-        error = _insufficient(
-            case.target, need, _all(case, room), [d for d in short if need.on(d) > room[d]], f"beside {by}"
-        )
-        return Refuse(error)
+        over = [d for d in short if need.on(d) > room[d]]
+        return Refuse(_insufficient(case.target, need, _all(case, room), over, f"beside {by}, which is kept loaded"))
     for held, by in ((lost, "a process that cannot be killed"), (world.foreign, "other programs")):
         room = {d: room[d] - held.get(d, 0) for d in short}
         if any(need.on(d) > room[d] for d in short):

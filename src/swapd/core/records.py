@@ -81,6 +81,7 @@ class Record:
     oom_retried: bool = False
     last_error: SwapdError | None = None
     reason: str | None = None
+    waits_for: str | None = None
     warning: str = ""
     progress: float | None = None
     stage: str = ""
@@ -102,7 +103,7 @@ class Record:
     def step(self, step: Step, now: float, reason: str | None) -> None:
         """Take one row of the transition table."""
         self.state = advance(self.state, step)
-        self.state_since, self.reason = now, reason
+        self.state_since, self.reason, self.waits_for = now, reason, None
         self.progress = None
 
     def bring_back_s(self) -> float:

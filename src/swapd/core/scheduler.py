@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from swapd.core import events as ev
-from swapd.core import replacing
+from swapd.core import preloads, replacing
+from swapd.core.admission import lost, turned_away
 from swapd.core.commands import Command, RefuseRequest, WakeAt
 from swapd.core.lifecycle import InstanceState as S
 from swapd.core.lifecycle import Step
@@ -22,10 +23,7 @@ from swapd.core.placement import Claim, Evict, Fits, NeverFits, Refuse, Resident
 from swapd.core.records import LONG_PROMPT_TOKENS, Record, Waiter
 from swapd.core.spec import PAGE_CACHE, RAM, Catalog, DeviceId, ModelId
 from swapd.errors import (
-    BackingOff,
     InstanceDied,
-    MemoryHeldByOthers,
-    QueueFull,
     ShuttingDown,
     StartFailed,
     StartTimeout,
@@ -93,27 +91,12 @@ class Scheduler:
 
     def _request_arrived(self, event: ev.RequestArrived) -> None:
         record = self._do.records[event.model]
-        refusal = self._turned_away(record)
+        refusal = turned_away(self._do, record)
         if refusal is not None:
             self._do.out.append(RefuseRequest(event.rid, refusal))
             return
         record.note_arrival(self._do.now, event.prompt_tokens)
         self._do.enqueue(record, event.rid, event.prompt_tokens, "request")
-
-    def _turned_away(self, record: Record) -> SwapdError | None:
-        if self._do.stops_at is not None:
-            return ShuttingDown("swapd is shutting down", retry_after_s=10)
-        if record.state is S.LOST:
-            return _lost(record)
-        if record.retry_at is not None and record.retry_at > self._do.now and record.state not in (S.READY, S.STARTING):
-            left = record.retry_at - self._do.now
-            name, pause = record.spec.id, format_duration(left)
-            text = f"{name!r} failed {record.failures} times in a row and is not tried for {pause}"
-            return BackingOff(f"{text}; last error: {record.last_error}", retry_after_s=max(1, round(left)))
-        waits = record.state is not S.READY or not record.has_room()
-        if waits and len(self._do.line) >= self._do.policy.queue_limit:
-            return QueueFull(f"{self._do.policy.queue_limit} requests wait already (queue_limit)", retry_after_s=5)
-        return None
 
     def _request_withdrawn(self, event: ev.RequestWithdrawn) -> None:
         self._do.leave(event.rid)
@@ -167,11 +150,16 @@ class Scheduler:
 
     def _start_failed(self, event: ev.StartFailed) -> None:
         record = self._current(event)
-        if record is None:
-            return
+        if record is None or (event.still_there and record.state is not S.STARTING):
+            return  # the stop that is under way tells that it is lost
         if record.state is S.STARTING:
             kind = StartTimeout if event.timed_out else StartFailed
             error = kind(event.message, cause=event.cause, exit_status=event.exit_status, stderr_tail=event.stderr_tail)
+            if event.still_there:
+                self._do.fail(record, error)
+                self._do.step(record, Step.STOP, event.message)
+                self._lose(record, event.message)
+                return
             out_of_memory = event.cause == "out_of_memory"
             if not (out_of_memory and (self._do.shrink(record) or self._retry_with_more_room(record))):
                 self._do.fail(record, error)
@@ -216,13 +204,16 @@ class Scheduler:
 
     def _instance_lost(self, event: ev.InstanceLost) -> None:
         record = self._current(event)
-        if record is None or record.state is not S.STOPPING:
-            return
+        if record is not None and record.state is S.STOPPING:
+            self._lose(record, event.message)
+
+    def _lose(self, record: Record, why: str) -> None:
+        """Even SIGKILL did not end its process: its memory stays counted."""
         record.leases.clear()
         if record.claimed_by is not None:
             self._do.cancel(record.claimed_by)
-        self._do.refuse_all(record, _lost(record))
-        self._do.step(record, Step.LOSE, event.message)
+        self._do.refuse_all(record, lost(record))
+        self._do.step(record, Step.LOSE, why)
 
     def _load_progressed(self, event: ev.LoadProgressed) -> None:
         record = self._current(event)
@@ -241,13 +232,15 @@ class Scheduler:
         record = self._do.records[event.model]
         if not event.preload:
             record.forgive()
-        refusal = self._turned_away(record)
+        refusal = turned_away(self._do, record)
         if refusal is not None:
             self._do.out.append(RefuseRequest(event.rid, refusal))
             return
         self._do.enqueue(record, event.rid, 0, "preload" if event.preload else "load")
 
     def _unload_requested(self, event: ev.UnloadRequested) -> None:
+        self._do.stale.discard(event.model)  # it does not come back with its new configuration by itself
+        self._do.to_restart.discard(event.model)
         self._unload(self._do.records[event.model], "unloaded by an operator", force=event.force)
 
     def _unload(self, record: Record, reason: str, *, force: bool) -> None:
@@ -279,6 +272,8 @@ class Scheduler:
         self._time_out()
         self._do.finish_drains()
         self._place_heads()
+        if self._do.preloads and not self._memory.unmeasured:
+            preloads.settle(self._do)
         self._memory.sample_if_due()
         self.due_at = min(self._deadlines(), default=float("inf"))
         self._wake()
@@ -335,13 +330,12 @@ class Scheduler:
         match verdict:
             case Fits(reason):
                 self._do.commit(record, waiter, (), reason)
-            case Evict() | Wait() if waiter.kind == "preload":
-                text = f"{record.spec.id!r} is not preloaded: that would evict or wait for another model"
-                self._do.refuse(waiter.rid, Unloaded(text, retry_after_s=1))
+            case Evict(_, reason) if waiter.kind == "preload":
+                preloads.give_up(self._do, waiter, reason)
             case Evict(victims, reason):
                 self._do.commit(record, waiter, victims, reason)
             case Wait(_, reason):
-                record.reason = reason
+                record.waits_for = reason
                 self._memory.unmeasured = self._memory.unmeasured or verdict.unmeasured
             case Refuse(error) | NeverFits(error):
                 self._do.refuse_all(record, error)
@@ -387,12 +381,12 @@ class Scheduler:
         if record.state in (S.READY, S.STARTING):
             return None
         self._do.now = max(self._do.now, now)
-        refusal = self._turned_away(record)
+        refusal = turned_away(self._do, record)
         if refusal is not None:
             return refusal
+        if record.plan is not None:
+            victims = tuple(victim.id for victim in record.plan.victims)
+            return Wait(victims, f"room is made for it already: {record.plan.reason}")
+        if record.state is not S.STOPPED:
+            return Wait((), f"it is {record.state.value} ({record.reason}), and is loaded again after that")
         return place(record.spec, self._do.chosen_footprint(record), self._do.world())
-
-
-def _lost(record: Record) -> MemoryHeldByOthers:
-    text = f"the last process of {record.spec.id!r} cannot be killed and still holds its memory"
-    return MemoryHeldByOthers(text, retry_after_s=60)

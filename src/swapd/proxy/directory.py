@@ -109,6 +109,8 @@ class Directory:
         Raises:
             UnknownModel: with the valid ids and the nearest.
         """
+        if not name:  # "/api/models//load" means no model, not the default one
+            raise self._unknown(name)
         route = self.routes.get(name)
         return Target(route, self.names.edits.get(name)) if route is not None else self.target(name)
 

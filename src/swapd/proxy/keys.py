@@ -20,7 +20,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 
 _OWN_ORIGINS: Final = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?|(app|tauri)://.*", re.IGNORECASE)
 _ADMIN: Final = re.compile(
-    r"/api/models/.+/(load|unload|logs)/?|/api/unload/?|/api/models/unload(/.*)?|/api/captures(/.*)?|/api/requests/.+/cancel/?"
+    r"/api/models/.*/(load|unload|logs)/?|/api/unload/?|/api/models/unload(/.*)?|/api/captures(/.*)?|/api/requests/.*/cancel/?"
     r"|/api/reload/?"
     r"|/unload/?|/logs(/.*)?|/models/(load|unload)/?",
     re.DOTALL,
@@ -106,7 +106,7 @@ class Gatekeeper:
         except ValueError:
             name = ""
         if name.rstrip(".") not in self._hosts and not _is_address(name):
-            raise Forbidden(f"this server is not known as {shown}; [server] hosts allows more host names")
+            raise Forbidden(f"this server is not known as {name or shown}; [server] hosts allows more host names")
         self._host_seen = host
 
 

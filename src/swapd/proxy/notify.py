@@ -72,7 +72,9 @@ async def _live(notifier: Notifier) -> None:
 
 
 async def _report(notifier: Notifier, supervisor: Supervisor) -> None:
-    async for _ in supervisor.changes():
+    async for change in supervisor.changes():
+        if change["progress"] is not None:
+            continue  # of a load: nothing that is said here
         notifier.tell(f"STATUS={summary(supervisor.status())}")
 
 

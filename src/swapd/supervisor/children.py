@@ -80,6 +80,13 @@ class Children:
             return
         child.started.set_result(child.instance)
         failed = await child.instance.ready(lambda at, stage: self._progressed(child, at, stage))
+        if failed is not None and failed.still_there:
+            child.lost = True
+            log.error("lost", model=model, pid=child.instance.pid)
+            self._tell_of_failure(child, failed)
+            self._settle(child)
+            self._ended(child, await child.instance.exited(), ready=True)
+            return
         if failed is not None:
             self._ended(child, failed, ready=False)
             return
@@ -122,14 +129,16 @@ class Children:
             del self._past[next(iter(self._past))]
         if not child.report.done():
             child.report.set_result(report)
-        now, message = self._clock.now(), f"{report.status}: {report.message}" if report.message else report.status
-        details = (report.cause, report.status, report.stderr_tail)
         if ready:
-            self._dispatch(ev.InstanceExited(now, child.model, child.generation, message, *details))
+            details = (_words(report), report.cause, report.status, report.stderr_tail)
+            self._dispatch(ev.InstanceExited(self._clock.now(), child.model, child.generation, *details))
         else:
-            text = f"{child.model!r} did not start ({message})"
-            timed_out = report.cause == "timeout"
-            self._dispatch(ev.StartFailed(now, child.model, child.generation, text, *details, timed_out))
+            self._tell_of_failure(child, report)
+
+    def _tell_of_failure(self, child: Child, report: ExitReport) -> None:
+        text = f"{child.model!r} did not start ({_words(report)})"
+        details = (text, report.cause, report.status, report.stderr_tail, report.cause == "timeout", report.still_there)
+        self._dispatch(ev.StartFailed(self._clock.now(), child.model, child.generation, *details))
 
     def _settle(self, child: Child) -> None:
         """Those who wait for a lost process need not wait any longer."""
@@ -178,6 +187,10 @@ class Children:
                 return await asyncio.shield(child.report)
         except TimeoutError:
             return None
+
+
+def _words(report: ExitReport) -> str:
+    return f"{report.status}: {report.message}" if report.message else report.status
 
 
 async def _kill(instance: Instance) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -19,12 +19,10 @@ from swapd.core.spec import Catalog, ModelId
 from swapd.errors import InstanceDied, SwapdError, UnknownModel
 from swapd.supervisor import status
 from swapd.supervisor.children import Children, died
+from swapd.supervisor.listeners import Listeners
 from swapd.supervisor.ports import Clock, DeviceMonitor, FootprintStore, Launcher, ModelInfo
 from swapd.supervisor.readings import Readings
 from swapd.supervisor.tickets import Ticket
-
-EVENTS_KEPT: Final = 256
-"""State changes a slow listener of ``changes`` may lag behind; older ones are dropped."""
 
 RetireListener: TypeAlias = Callable[[ModelId, int, SwapdError | None], None]
 """Called with (model, generation, error) right before a process is stopped: close every upstream
@@ -60,7 +58,7 @@ class Supervisor:
         self._readings = Readings(monitor, clock, self._children.pids)
         self._unread: ev.DeviceSampled | None = None
         self._retire_listeners: list[RetireListener] = []
-        self._listeners: set[asyncio.Queue[Mapping[str, Any]]] = set()
+        self._listeners = Listeners()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
@@ -128,10 +126,13 @@ class Supervisor:
         self._dispatching = True
         try:
             while self._events:
-                for command in self.scheduler.handle(self._events.popleft()):
+                current = self._events.popleft()
+                for command in self.scheduler.handle(current):
                     self._carry_out(command)
                 if self.scheduler.state.stepped:
                     self._publish()
+                elif isinstance(current, ev.LoadProgressed) and self._listeners:
+                    self._listeners.tell(status.change(self.scheduler.state.records[current.model]))
         finally:
             self._dispatching = False
 
@@ -374,26 +375,17 @@ class Supervisor:
         """The model's output so far, then as it comes."""
         return self._launcher.follow(model)
 
-    async def changes(self) -> AsyncIterator[Mapping[str, Any]]:
-        """``{"model", "state", "reason", ...}`` at each state change, until closed; slow listeners lose the oldest."""
-        queue: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(EVENTS_KEPT)
-        self._listeners.add(queue)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._listeners.discard(queue)
+    def changes(self) -> AsyncIterator[Mapping[str, Any]]:
+        """``{"model", "state", "reason", …}`` when a state or a load's progress changes, until closed."""
+        return self._listeners.follow()
 
     def _publish(self) -> None:
         if not self._any_process():
             self._all_gone.set()
         for record in dict.fromkeys(self.scheduler.state.stepped):  # two steps in one event are one change
             change = status.change(record)
-            log.info("state", **change)
-            for queue in self._listeners:
-                if queue.full():
-                    queue.get_nowait()
-                queue.put_nowait(change)
+            log.info("state", **{key: value for key, value in change.items() if key != "progress"})
+            self._listeners.tell(change)
 
 
 def _close_nothing(ticket: Ticket, served: bool, prefill_tps: float) -> None:

@@ -34,8 +34,8 @@ class Instance(Protocol):
     async def ready(self, progressed: Callable[[float, str], None]) -> ExitReport | None:
         """Wait until the instance answers.
 
-        Returns ``None`` when ready. Returns a report when it failed; the process is
-        gone then. Bounded by the model's ``load_timeout`` without progress
+        Returns ``None`` when ready. Returns a report when it failed; the process is gone
+        then, unless it says ``still_there``. Bounded by the model's ``load_timeout`` without progress
         (``cause`` is ``"timeout"`` then, the process already killed) and by a stop.
         """
 

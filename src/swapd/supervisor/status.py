@@ -40,8 +40,14 @@ def load_span(record: Record, now: float) -> tuple[float, float]:
 
 
 def change(record: Record) -> dict[str, Any]:
-    """One state change."""
-    return {"model": record.spec.id, "state": word(record), "reason": record.reason, "generation": record.generation}
+    """One change of state, or of a load's progress (0 to 1, else None)."""
+    return {
+        "model": record.spec.id,
+        "state": word(record),
+        "reason": record.reason,
+        "generation": record.generation,
+        "progress": record.progress,
+    }
 
 
 def report(
@@ -142,7 +148,7 @@ def _reason(record: Record, holding: Holding | None, instances: Instances) -> st
             return f"the configured size is too small: measured {seen}"
     if record.warning and loaded:
         return record.warning
-    return record.reason
+    return record.waits_for or record.reason
 
 
 def _last_error(record: Record) -> str | None:

@@ -9,7 +9,8 @@ import pytest
 from swapd.core import commands as cmd
 from swapd.core import events as ev
 from swapd.core.ledger import DeviceSample, MachineSample
-from swapd.core.spec import PAGE_CACHE, RAM, Footprint, Group, ModelSpec, Policy
+from swapd.core.placement import Wait
+from swapd.core.spec import PAGE_CACHE, RAM, Catalog, Footprint, Group, ModelSpec, Policy
 from swapd.errors import (
     BackingOff,
     DevicesUnknown,
@@ -885,3 +886,90 @@ def test_the_ram_headroom_is_for_process_memory_not_for_the_page_cache() -> None
     reading(play, "a", 58, refuse=True)
     play.ask("r1", "a")
     assert play.starts() == ["a"], "59 GiB of the 60 that other programs leave"
+
+
+# ---- what is told while somebody waits
+
+
+def test_explain_of_a_model_for_which_room_is_made_already_does_not_name_itself() -> None:
+    play = Play(["a", "b"], sizes_gib=BOTH_BIG)
+    play.load("a")
+    play.ask("r1", "b")
+    assert play.explained("b") == Wait(("a",), "room is made for it already: 'a': makes room")
+
+
+def test_explain_of_a_model_that_is_going_says_that_it_is_loaded_again() -> None:
+    play = Play(["a"])
+    play.load("a")
+    play.ask("r1", "a")
+    play.send(ev.UnloadRequested(play.now, "a"))
+    assert play.explained("a") == Wait((), "it is draining (unloaded by an operator), and is loaded again after that")
+
+
+def test_what_a_model_waited_for_is_not_told_once_nobody_waits() -> None:
+    play = Play(["a", "b"], sizes_gib=BOTH_BIG)
+    play.load("a")
+    play.ask("r1", "a")
+    play.ask("r2", "b")
+    record = play.scheduler.state.records["b"]
+    assert record.waits_for == "'a' serves requests"
+    play.leave("r2")
+    assert record.waits_for is None and record.reason is None
+
+
+def test_gpu_that_is_not_there_is_named_with_those_that_are() -> None:
+    play = Play(["a"])
+    play.send(ev.FootprintLearned(play.now, "a", Footprint({"9": GIB}), 1.0))
+    play.ask("r1", "a")
+    error = play.refusals["r1"]
+    assert isinstance(error, DevicesUnknown)
+    assert error.message == "'a' needs GPU 9, which this machine does not have; its GPUs: GPU-0"
+
+
+# ---- what an operator and a changed configuration want
+
+
+def test_unload_of_a_model_whose_changed_configuration_waits_is_not_undone() -> None:
+    play = Play(["a"])
+    play.load("a")
+    play.ask("r1", "a")
+    play.send(ev.ConfigReplaced(play.now, Catalog({"a": spec("a")}, {}, Policy()), frozenset({"a"})))
+    play.send(ev.UnloadRequested(play.now, "a", force=True))
+    play.gone("a")
+    assert play.state("a") == "stopped" and play.starts() == ["a"]
+
+
+def test_preload_waits_for_a_load_under_way_that_must_be_alone() -> None:
+    play = Play(["x", "b"], sizes_gib={"x": 4, "b": 1})
+    play.send(ev.FootprintLearned(play.now, "x", Footprint({GPU: 0}, alone_on=frozenset({GPU})), 1.0))
+    play.send(ev.LoadRequested(play.now, "px", "x", preload=True))
+    play.send(ev.LoadRequested(play.now, "pb", "b", preload=True))
+    assert play.starts() == ["x"] and not play.refusals
+    play.ready("x")
+    assert play.starts() == ["x", "b"]
+    play.ready("b")
+    assert play.grants == ["px", "pb"] and not play.refusals
+
+
+def test_preload_that_waits_in_vain_ends_as_soon_as_nothing_is_under_way() -> None:
+    play = Play(["x", "b"], sizes_gib={"x": 20, "b": 10})
+    play.send(ev.FootprintLearned(play.now, "x", Footprint({GPU: 0}, alone_on=frozenset({GPU})), 1.0))
+    play.ask("r1", "x")
+    play.send(ev.LoadRequested(play.now, "p", "b", preload=True))
+    assert not play.refusals
+    play.ready("x")
+    assert (
+        isinstance(play.refusals["p"], Unloaded) and "never evicts: 'x' serves requests" in play.refusals["p"].message
+    )
+
+
+def test_model_that_outlives_sigkill_after_load_timeout_is_lost_and_not_started_beside_itself() -> None:
+    play = Play(["a"])
+    play.ask("r1", "a")
+    play.send(ev.StartFailed(play.now, "a", 1, "outlived SIGKILL", "timeout", timed_out=True, still_there=True))
+    assert isinstance(play.refusals["r1"], StartTimeout) and play.state("a") == "lost"
+    play.ask("r2", "a")
+    assert isinstance(play.refusals["r2"], MemoryHeldByOthers) and play.starts() == ["a"]
+    play.gone("a")
+    play.ask("r3", "a")
+    assert play.starts() == ["a", "a"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from swapd.core import commands as cmd
 from swapd.core import events as ev
 from swapd.core.ledger import DeviceSample, MachineSample
+from swapd.core.placement import Verdict
 from swapd.core.scheduler import Scheduler
 from swapd.core.spec import RAM, Catalog, Footprint, Group, ModelSpec, Policy
 from swapd.errors import SwapdError
@@ -117,6 +118,9 @@ class Play:
 
     def states(self) -> dict[str, str]:
         return {m: r.state.value for m, r in self.scheduler.state.records.items() if r.state.value != "stopped"}
+
+    def explained(self, model: str) -> Verdict | SwapdError | None:
+        return self.scheduler.explain(model, self.now)
 
     def starts(self) -> list[str]:
         return [o.model for o in self.orders if isinstance(o, cmd.StartInstance)]

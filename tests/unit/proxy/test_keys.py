@@ -13,6 +13,7 @@ from swapd.proxy.settings import ProxySettings
         ("/api/models/a/load", True),
         ("/api/models/org/m/unload", True),
         ("/api/models/a/logs", True),
+        ("/api/models//unload", True),
         ("/api/models/line\nbreak/logs", True),
         ("/api/unload", True),
         ("/api/captures/r1", True),
