@@ -148,6 +148,53 @@ def test_server_that_logs_swapds_own_probes_and_is_never_ready_is_504_and_says_w
         assert reply.status == 504 and "/health answers 404" in reply.error["message"]
 
 
+_SLOW = """
+import http.server, sys, time
+begun = time.monotonic()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        is_ready = time.monotonic() - begun > 4
+        self.send_response(200 if is_ready else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *words):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.timeout = 0.05
+while True:
+    server.handle_request()
+    if time.monotonic() - begun < 4:
+        print("loading", round(time.monotonic() - begun, 1), flush=True)
+"""
+
+
+def test_load_that_tells_of_itself_goes_on_whatever_the_health_path_answers_meanwhile(tmp_path: Path) -> None:
+    cmd = [sys.executable, "-c", _SLOW, "${PORT}"]
+    with Swapd(tmp_path, {"slow": {"gguf": "", "cmd": cmd, "load_timeout": "2s"}}) as swapd:
+        assert swapd.load("slow").status == 200
+
+
+def test_server_that_is_ready_after_load_timeout_while_stop_cmd_runs_is_stopped_whole(tmp_path: Path) -> None:
+    stop = tmp_path / "stop.sh"
+    stop.write_text("#!/bin/sh\nwhile [ ! -e $1/answered ]; do sleep 0.05; done\nsleep 0.3\necho done > $1/stopped\n")
+    stop.chmod(0o755)
+    serve = (
+        "import http.server, pathlib, sys, time\n"
+        "class Handler(http.server.SimpleHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        super().do_GET()\n"
+        "        pathlib.Path(sys.argv[2], 'answered').touch()\n"
+        "time.sleep(1.5)\n"
+        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+    )
+    cmd = [sys.executable, "-c", serve, "${PORT}", str(tmp_path)]
+    late = {"gguf": "", "cmd": cmd, "health": "/", "stop_cmd": [str(stop), str(tmp_path)], "load_timeout": "500ms"}
+    with Swapd(tmp_path, {"late": late}) as swapd:
+        assert swapd.load("late").status == 504
+        assert (tmp_path / "stopped").exists()
+        swapd.wait_state("late", "failed")
+
+
 def test_load_timeout_runs_stop_cmd_which_is_relative_to_the_file(tmp_path: Path) -> None:
     stop = tmp_path / "stop.sh"
     stop.write_text('#!/bin/sh\necho "$1" > stopped\n')

@@ -19,11 +19,11 @@ class _Environment(BaseSettings):
 
 
 def server_texts() -> dict[str, str]:
-    """By key, as they are set; one that is empty (as compose passes what is not set) counts as not set."""
+    """By key, as they are set."""
     keys = Server.model_fields
     body: dict[str, Any] = {"__annotations__": dict.fromkeys(keys, str), **dict.fromkeys(keys, "")}
     found = EnvSettingsSource(type("ServerEnvironment", (_Environment,), body))()
-    return {key: text for key, text in found.items() if text.strip()}
+    return dict(found)
 
 
 def value_of(key: str, text: str) -> Any:

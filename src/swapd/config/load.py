@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import tomllib
@@ -13,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from swapd.config.environment import PREFIX, server_texts, value_of
 from swapd.config.lines import KeyPath, key_lines, line_of
@@ -22,6 +21,15 @@ from swapd.config.variables import Expander
 from swapd.errors import ConfigError
 
 Tree: TypeAlias = dict[str, Any]
+
+_KEYS: Final = ("api_keys", "admin_keys")
+_VALUES: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "int_type": TypeAdapter(int),
+    "float_type": TypeAdapter(float),
+    "bool_type": TypeAdapter(bool),
+    "value_error": TypeAdapter(int | bool),
+}
+"""What a text says where pydantic's error names what is wanted, or only that it is not this."""
 
 OTHER_WORDS: Final = {
     "ttl": "idle_timeout",
@@ -134,7 +142,7 @@ def load_text(
     tree = _parse(text, problems)
     expander = Expander(tree.get("vars", {}), environ, problems.add)
     expanded = {key: value if key == "vars" else expander.expand(value, (key,)) for key, value in tree.items()}
-    _merge(expanded, {"server": _from_environment(problems)})
+    _merge(expanded, {"server": _from_environment(expanded.get("server"), problems)})
     _refuse_empty_keys(expanded, problems)
     for key in (flags or {}).get("server", ()):
         problems.variables.pop(("server", key), None)
@@ -172,18 +180,26 @@ def _parse(text: str, problems: Problems) -> Tree:
 
 def _refuse_empty_keys(tree: Tree, problems: Problems) -> None:
     server = tree.get("server")
-    for name in ("api_keys", "admin_keys"):
+    for name in _KEYS:
         keys = server.get(name) if isinstance(server, dict) else None
         if isinstance(keys, list) and any(isinstance(k, str) and not k.strip() for k in keys):
             problems.add(("server", name), "a key is empty, which would leave the server open by accident")
 
 
-def _from_environment(problems: Problems) -> Tree:
-    """What ``SWAPD_SERVER__LISTEN`` and so on set; a mistake in one names the variable, not the file."""
+def _from_environment(server: Any, problems: Problems) -> Tree:
+    """What ``SWAPD_SERVER__LISTEN`` and so on set; a mistake in one names the variable, not the file.
+
+    An empty one (as compose passes what is not set) counts as not set, unless the file's ``server`` has no keys either.
+    """
     found: Tree = {}
     for key, text in server_texts().items():
-        path = ("server", key)
-        problems.variables[path] = PREFIX + key.upper()
+        path, variable = ("server", key), PREFIX + key.upper()
+        if not text.strip():
+            if key in _KEYS and not (isinstance(server, dict) and server.get(key)):
+                what = f"{variable} is empty, which would leave the server open by accident"
+                problems.add(path, what, "unset it, or give it a key")
+            continue
+        problems.variables[path] = variable
         try:
             found[key] = value_of(key, text)
         except ValueError as error:
@@ -227,7 +243,8 @@ def _validate(tree: Tree, problems: Problems, texts: Collection[KeyPath]) -> Fil
         except ValidationError as error:
             for detail in error.errors():
                 path = _plain(detail["loc"])
-                if (path in texts or ("defaults", *path[2:]) in texts) and _read_text_as_value(tree, path):
+                is_text = path in texts or ("defaults", *path[2:]) in texts
+                if is_text and _read_text_as_value(tree, path, detail["type"]):
                     continue
                 _leave_out(tree, path, missing=detail["type"] == "missing")
                 if path in left_out or _inherited(path, defaults, problems):
@@ -243,18 +260,18 @@ def _validate(tree: Tree, problems: Problems, texts: Collection[KeyPath]) -> Fil
             raise ConfigError(f"{problems.file}: cannot be read", file=problems.file)
 
 
-def _read_text_as_value(tree: Tree, path: KeyPath) -> bool:
+def _read_text_as_value(tree: Tree, path: KeyPath, wanted: str) -> bool:
     """Put the number or switch that a text says in its place; False if it says none."""
     *tables, key = path
     try:
         for name in tables:
             tree = tree[name]
-        value = json.loads(tree[key])
-    except (KeyError, TypeError, ValueError):  # gone, or no text (any more), or none that says one
+        value = tree[key]
+        if not isinstance(value, str):
+            return False
+        tree[key] = _VALUES.get(wanted, _VALUES["value_error"]).validate_python(value)
+    except (KeyError, TypeError, ValidationError):  # gone, or it says none
         return False
-    if not isinstance(value, int | float):  # a bool is an int
-        return False
-    tree[key] = value
     return True
 
 

@@ -34,7 +34,7 @@ _ASSIGNMENT: Final = re.compile(r"(-{0,2}[A-Za-z_][\w-]*)=(.*)", re.DOTALL)
 _SHAPES: Final = re.compile(
     r"(?i:\bbearer\s+)[^\s\"']+"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-    r"|\b(?:sk|pk|hf|ghp|gho|ghs|github_pat|glpat|xox[abp]|swapd)[-_][A-Za-z0-9_-]{8,}"
+    r"|(?<![\w/-])(?:(?:sk|pk|glpat|xox[abp]|swapd)[-_]|(?:hf|ghp|gho|ghs|github_pat)_)[A-Za-z0-9_-]{8,}"
 )
 _RANDOM: Final = re.compile(r"(?=[^\s]*\d)(?=[^\s]*[A-Za-z])[A-Za-z0-9+_=-]{24,}")
 _DEVICE: Final = re.compile(r"(GPU|MIG)-")
@@ -84,16 +84,22 @@ def _is_told(flag: Any, word: str) -> bool:
 
 def _clean(word: Any) -> Any:
     """One word: what an assignment tells goes to its end, spaces and all."""
-    found = _ASSIGNMENT.fullmatch(word) if isinstance(word, str) else None
-    if found is not None:
-        return f"{found[1]}={REMOVED if _tells(found[1], found[2]) else _clean(found[2])}"
-    return scrub(word, ()) if isinstance(word, str) else word
+    if not isinstance(word, str):
+        return word
+    front = ""
+    while (found := _ASSIGNMENT.fullmatch(word)) is not None:
+        front += f"{found[1]}="
+        if _tells(found[1], found[2]):
+            return front + REMOVED
+        word = found[2]
+    return front + scrub(word, ())
 
 
 def _tells(name: str, value: str = "?") -> bool:
     """Whether a flag's or variable's name says that its value is a secret; a path and a number of tokens are none."""
     plain = name.lstrip("-")
-    if not value or (plain != name and _FILE_ENDS.search(plain)) or (value.isdigit() and plain.endswith("tokens")):
+    is_count = plain.endswith("tokens") and value.lstrip("\"'")[:1].isdigit()
+    if not value or is_count or (plain != name and _FILE_ENDS.search(plain)):
         return False
     return name in _SECRET_FLAGS or is_secret_name(plain) or _SECRET_ENDS.search(plain) is not None
 
@@ -155,9 +161,12 @@ def _texts_at_secrets(value: Any, *, is_secret: bool = False) -> Iterator[str]:
 
 def _told_in(text: str) -> Iterator[str]:
     """Values in a command line given as a text, or in one word of it."""
-    whole = _ASSIGNMENT.fullmatch(text)
-    if whole is not None:
-        yield from [whole[2]] if _tells(whole[1], whole[2]) else _told_in(whole[2])
+    inner = text
+    while (whole := _ASSIGNMENT.fullmatch(inner)) is not None:
+        inner = whole[2]
+        if _tells(whole[1], inner):
+            yield inner
+            break
     for pattern in _TOLD:
         yield from (text[start:stop].strip("'\"") for start, stop in _told(pattern, text))
 

@@ -105,7 +105,7 @@ VramSize = Annotated[int | Literal["auto"] | dict[str, int], PlainValidator(_vra
 Gpus = Annotated[Literal["all"] | list[int | str], PlainValidator(_gpus)]
 Count = Annotated[int, Field(ge=0)]
 UrlPath = Annotated[str, AfterValidator(_url_path)]
-Hosts = Annotated[list[str], AfterValidator(lambda texts: [_host(text) for text in texts])]
+Hosts = Annotated[list[str], AfterValidator(lambda texts: [_host(text) for text in texts if text.strip()])]
 AutoSwitch = Annotated[bool | Literal["auto"], PlainValidator(_auto_or_switch)]
 AutoNames = Annotated[list[str] | Literal["auto"], PlainValidator(_auto_or_names)]
 AutoCount = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]

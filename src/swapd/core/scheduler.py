@@ -272,8 +272,8 @@ class Scheduler:
         self._time_out()
         self._do.finish_drains()
         self._place_heads()
-        if self._do.preloads and not self._memory.unmeasured:
-            preloads.settle(self._do)
+        while not self._memory.unmeasured and (waiter := preloads.due(self._do)) is not None:
+            self._place(waiter, or_never=True)
         self._memory.sample_if_due()
         self.due_at = min(self._deadlines(), default=float("inf"))
         self._wake()
@@ -315,12 +315,21 @@ class Scheduler:
             return
         for waiter, overdue in self._do.survey.heads(self._do.line, self._do.now, self._overdue_before()):
             record = waiter.record
-            if record.state is not S.STOPPED or record.plan is not None or waiter.rid not in record.queue:
-                continue
-            world, arrived_at, need = self._do.world(), waiter.arrived_at, self._do.chosen_footprint(record)
-            verdict = place(record.spec, need, world, overdue=overdue, arrived_at=arrived_at)
-            self._do.survey.placed(record, verdict, overdue=overdue)
+            if record.state is S.STOPPED and record.plan is None and waiter.rid in record.queue:
+                self._place(waiter, overdue=overdue)
+
+    def _place(self, waiter: Waiter, *, overdue: bool = False, or_never: bool = False) -> None:
+        """Do what a head may do now; ``or_never``: a preload that may not go now is given up."""
+        record = waiter.record
+        world, need = self._do.world(), self._do.chosen_footprint(record)
+        verdict = place(record.spec, need, world, overdue=overdue, arrived_at=waiter.arrived_at)
+        self._do.survey.placed(record, verdict, overdue=overdue)
+        if waiter.kind != "preload" or not preloads.is_in_vain(verdict, or_never=or_never):
             self._apply(record, waiter, verdict)
+            return
+        preloads.give_up(self._do, waiter, verdict.reason)
+        if (behind := head(record)) is not None:
+            self._place(behind, overdue=behind.arrived_at <= self._overdue_before())
 
     def _overdue_before(self) -> float:
         """Who came until then has waited ``max_wait``; a hair more, so that rounding wakes nobody in vain."""
@@ -330,8 +339,6 @@ class Scheduler:
         match verdict:
             case Fits(reason):
                 self._do.commit(record, waiter, (), reason)
-            case Evict(_, reason) if waiter.kind == "preload":
-                preloads.give_up(self._do, waiter, reason)
             case Evict(victims, reason):
                 self._do.commit(record, waiter, victims, reason)
             case Wait(_, reason):
@@ -388,5 +395,6 @@ class Scheduler:
             victims = tuple(victim.id for victim in record.plan.victims)
             return Wait(victims, f"room is made for it already: {record.plan.reason}")
         if record.state is not S.STOPPED:
-            return Wait((), f"it is {record.state.value} ({record.reason}), and is loaded again after that")
+            why = f" ({record.reason})" if record.reason else ""
+            return Wait((), f"it is {record.state.value}{why}, and is loaded again after that")
         return place(record.spec, self._do.chosen_footprint(record), self._do.world())

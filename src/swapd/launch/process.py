@@ -158,12 +158,17 @@ class Process:
 
 
 def _reap(pidfd: int) -> ExitStatus:
+    """Never waits.
+
+    Raises:
+        BlockingIOError: it runs, or its end is another's (a debugger's) for now.
+    """
     try:
-        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     except ChildProcessError:  # somebody else's wait took it; how it ended is lost
         return ExitStatus(code=-1)
     if result is None:
-        return ExitStatus(code=-1)
+        raise BlockingIOError
     if result.si_code == os.CLD_EXITED:
         return ExitStatus(code=result.si_status)
     return ExitStatus(signal=result.si_status)

@@ -62,7 +62,7 @@ class LlamaInstance:
         self._last_progress_s = time.monotonic()
         self._told = (-1.0, "")
         self._rss_pages = 0
-        self._refusal = ""  # what /health says that is neither "ready" nor "loading"
+        self._refusal = self._refused_with = ""  # what /health says that is neither "ready" nor "loading"
         self._doom = ""  # why swapd itself ends it: the cause of the death that follows
         self._stop_begun_s: float | None = None
         self.n_ctx = 0
@@ -93,7 +93,7 @@ class LlamaInstance:
     def take_output(self, stream: StreamName, data: bytes) -> None:
         """A piece of the process's output."""
         self._ring.append(data)
-        if not self._settled.done() and not self._refusal and not self._is_of_our_probes(data):
+        if not self._settled.done() and not self._is_of_our_probes(data):
             self._last_progress_s = time.monotonic()
         (self._stderr if stream == "stderr" else self._stdout).append(data)
         if self._start.speaks_router and stream == "stdout" and not self._settled.done():
@@ -176,11 +176,12 @@ class LlamaInstance:
         spec = self._start.spec
         while not self._settled.done():
             answer = await health.get(self.upstream, spec.health, spec.api_key, HEALTH_TIMEOUT_S)
-            if answer is not None:
-                self._refusal = self._why_not_ready(answer.status)
-                if answer.status == 200 and not self._refusal:
-                    self._settle(ready=True)
-                    return
+            self._refusal = self._why_not_ready(answer.status) if answer is not None else ""
+            if answer is not None and answer.status == 200 and not self._refusal:
+                self._settle(ready=True)
+                return
+            if answer is not None and answer.status not in (200, 503):
+                self._refused_with = str(answer.status)
             await asyncio.sleep(HEALTH_POLL_S)
 
     def _why_not_ready(self, status: int) -> str:
@@ -191,9 +192,13 @@ class LlamaInstance:
         return "" if status in (200, 503) else f"{path} answers {status}"
 
     def _is_of_our_probes(self, data: bytes) -> bool:
-        """Whether output is nothing but the log of swapd's own requests: that an engine writes it is no progress."""
-        path = self._start.spec.health.encode()
-        return len(path) > 1 and all(path in line for line in data.splitlines() if line.strip())
+        """Whether output is nothing but the log of swapd's own requests: that an engine writes it is no progress.
+
+        Its lines have the path, or the status that was answered last.
+        """
+        path, status = self._start.spec.health.encode(), self._refused_with.encode()
+        marks = [mark for mark in (path if path != b"/" else b"", status) if mark]
+        return all(any(mark in line for mark in marks) for line in data.splitlines() if line.strip())
 
     async def _watch_progress(self) -> None:
         """Ends a load that shows no life: no message, no output, no memory growth for ``load_timeout``."""
@@ -238,7 +243,7 @@ class LlamaInstance:
             self.degraded = f"context of {self.n_ctx} tokens a slot, {wanted} configured"
 
     def _settle(self, *, ready: bool) -> None:
-        if not self._settled.done():
+        if not self._settled.done() and not (ready and self._doom):  # too late: its end has begun
             self._settled.set_result(ready)
 
     def _note(self, text: str) -> None:

@@ -218,14 +218,16 @@ class LlamaLauncher:
 
         async def run(argv: Sequence[str]) -> None:
             ring = self._ring(model)
-            shim = self._spawn(model)
+            shim = None
             try:
+                shim = self._spawn(model)
                 process = await self._become(shim, command.Command(tuple(argv), env), lambda _, data: ring.append(data))
                 await process.exited()
             except StartFailed as problem:
                 ring.append(f"[swapd] stop_cmd: {problem}\n".encode())
             finally:
-                shim.kill_soon()
+                if shim is not None:
+                    shim.kill_soon()
 
         return run
 

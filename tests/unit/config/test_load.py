@@ -94,7 +94,7 @@ def test_hosts_are_names_whatever_the_port(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["https://box.example", "box.example/api", "", ":8443", "box:port", "me@box", "a, b", "[::1"]
+    "text", ["https://box.example", "box.example/api", ":8443", "box:port", "me@box", "a, b", "[::1"]
 )
 def test_what_is_no_host_name_is_refused(text: str) -> None:
     (line,) = mistakes(f'[server]\nhosts = ["{text}"]')
@@ -305,11 +305,13 @@ def test_reference_may_say_a_number_or_a_switch_where_one_is_wanted() -> None:
     [models.a]
     concurrency = "${few}"
     preload = "${on}"
+    persistent = "${env:KEEP:-1}"
     ctx = "${env:CTX:-8192}"
     env = { N = "${few}" }
     """
     model = load_text(text, None, environ={}).file.models["a"]
-    assert (model.concurrency, model.preload, model.ctx, model.priority) == (2, True, 8192, 7)
+    assert (model.concurrency, model.preload, model.persistent) == (2, True, True)
+    assert (model.ctx, model.priority) == (8192, 7)
     assert model.env == {"N": "2"}
 
 
@@ -318,11 +320,21 @@ def test_reference_that_says_no_number_is_a_mistake_in_its_place() -> None:
         load_text('[vars]\nn = "few"\n[models.a]\nconcurrency = "${n}"\ngguf = "m"\n', None, environ={})
 
 
+def test_optional_host_that_is_empty_is_none() -> None:
+    assert loaded('[server]\nhosts = ["${env:NO_SUCH_HOST:-}"]\n').file.server.hosts == []
+
+
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (*LISTS, "listen", "drain", "capture"):
         monkeypatch.setenv(f"SWAPD_SERVER__{key.upper()}", "")
-    server = loaded('[server]\napi_keys = ["k"]\nlisten = "1"\n').file.server
+    server = loaded('[server]\napi_keys = ["k"]\nadmin_keys = ["b"]\nlisten = "1"\n').file.server
     assert (server.api_keys, server.listen, server.drain, server.capture) == (["k"], "1", 20.0, False)
+
+
+def test_an_empty_variable_of_keys_never_opens_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWAPD_SERVER__API_KEYS", "")
+    (line,) = mistakes('[server]\nlisten = ":8080"\n')
+    assert "SWAPD_SERVER__API_KEYS is empty, which would leave the server open" in line
 
 
 def test_a_switch_of_the_environment_is_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,3 +141,21 @@ def test_what_is_no_secret_stays_in_a_command_line() -> None:
         "--override-kv tokenizer.ggml.add_bos_token=bool:false --tokenizer org/m -e CUDA_VISIBLE_DEVICES=0 --keep 4"
     )
     assert " ".join(without_secrets(words.split())) == scrub(words, ()) == words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hf-repo-draft", "ggml-org/x"],
+        ["/opt/swapd-engines-cuda/bin/llama-server"],
+        ["-m", "hf-internal-testing/tiny"],
+        ["--max-num-batched-tokens", "8k"],
+        ["n_tokens=512", "n_past=3"],
+    ],
+)
+def test_what_only_looks_like_a_secret_stays_in_a_command_line(words: list[str]) -> None:
+    assert without_secrets(words) == words
+
+
+def test_a_word_of_thousands_of_assignments_is_read_to_its_end() -> None:
+    assert without_secrets(["a=" * 5000 + "TOKEN=x"]) == ["a=" * 5000 + "TOKEN=[removed]"]

@@ -973,3 +973,21 @@ def test_model_that_outlives_sigkill_after_load_timeout_is_lost_and_not_started_
     play.gone("a")
     play.ask("r3", "a")
     assert play.starts() == ["a", "a"]
+
+
+def test_request_behind_a_preload_that_is_given_up_is_placed_at_once() -> None:
+    play = Play(["a", "b"], sizes_gib=BOTH_BIG)
+    play.send(ev.LoadRequested(play.now, "pa", "a", preload=True))
+    play.send(ev.LoadRequested(play.now, "pb", "b", preload=True))
+    play.ask("r1", "b")
+    assert play.starts() == ["a"] and not play.refusals
+    play.ready("a")
+    assert isinstance(play.refusals["pb"], Unloaded) and play.stops() == ["a"]
+
+
+def test_explain_of_a_model_whose_process_ended_by_itself_names_no_reason() -> None:
+    play = Play(["a"])
+    play.load("a")
+    play.answers = False
+    play.gone("a", memory_back=False)
+    assert play.explained("a") == Wait((), "it is releasing, and is loaded again after that")

@@ -19,6 +19,14 @@ def test_reaping_somebody_elses_child_is_survived() -> None:
         os.close(pidfd)
 
 
+async def test_reaping_never_waits() -> None:
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {}, setpgroup=0)
+    child = Process(pid, os.pidfd_open(pid), *[os.open(os.devnull, os.O_RDWR) for _ in range(3)])
+    with pytest.raises(BlockingIOError):
+        process._reap(child._pidfd)
+    assert await child.kill(10)
+
+
 async def test_child_that_a_debugger_holds_is_reaped_once_it_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {}, setpgroup=0)
     pipes = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
