@@ -245,7 +245,7 @@ async def _serving(protocol: type, keep_alive_s: float = 120) -> AsyncIterator[t
 
 async def _answers_of(protocol: type) -> list[bytes]:
     async with _serving(protocol) as (_, port):
-        return [await _answer(port, request) for request in REQUESTS]
+        return await asyncio.gather(*(_answer(port, request) for request in REQUESTS))
 
 
 async def _answer(port: int, request: bytes) -> bytes:
@@ -254,7 +254,7 @@ async def _answer(port: int, request: bytes) -> bytes:
     writer.write(request)
     answer = b""
     try:
-        async with asyncio.timeout(0.1):
+        async with asyncio.timeout(1):
             while data := await reader.read(65536):
                 answer += data
         answer += b"<closed>"

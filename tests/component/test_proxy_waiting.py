@@ -50,32 +50,46 @@ def test_waiting_stream_gets_keep_alives_of_its_protocol_until_the_first_byte(di
 
 @on_uvloop
 async def test_prefill_that_is_silent_gets_keep_alives_too() -> None:
+    read = asyncio.Event()
+
     async def prefills(call: Call) -> None:
-        await asyncio.sleep(0.15)
+        await read.wait()
         await one_event(call)
 
     async with world(prefills, header_hold_s=0.03, heartbeat_s=0.02) as w:
-        reply = await w.chat(stream=True)
-        assert reply.whole
-        assert reply.body.count(b": ping\n\n") >= 3
-        assert reply.body.endswith(b"data: first\n\n")
+        client = await w.client()
+        await client.send(PATHS["chat"], {"model": "a", "stream": True})
+        await client.head()
+        for _ in range(3):
+            assert await client.chunk() == KEEP_ALIVES["chat"]
+        read.set()
+        rest = await _rest(client)
+        assert rest.replace(KEEP_ALIVES["chat"], b"") == b"data: first\n\n" and rest.endswith(b"data: first\n\n")
+        client.close()
 
 
 @on_uvloop
 async def test_engine_that_sends_its_head_early_does_not_stop_the_keep_alives() -> None:
+    read = asyncio.Event()
+
     async def head_first(call: Call) -> None:
         await call.begin_stream()
-        await asyncio.sleep(0.12)
+        await read.wait()
         await call.event("first")
         await asyncio.sleep(0.08)
         await call.event("second")
         await call.end_stream()
 
     async with world(head_first, header_hold_s=0.02, heartbeat_s=0.02) as w:
-        reply = await w.chat(stream=True)
-        before, _, after = reply.body.partition(b"data: first\n\n")
-        assert before.count(b": ping\n\n") >= 3
+        client = await w.client()
+        await client.send(PATHS["chat"], {"model": "a", "stream": True})
+        await client.head()
+        for _ in range(3):
+            assert await client.chunk() == KEEP_ALIVES["chat"]
+        read.set()
+        _, _, after = (await _rest(client)).partition(b"data: first\n\n")
         assert after == b"data: second\n\n"
+        client.close()
 
 
 @on_uvloop
@@ -121,6 +135,7 @@ def test_failure_after_the_200_is_the_error_event_of_the_protocol_and_a_clean_en
         async with world(one_event, header_hold_s=0.01, heartbeat_s=0.01) as w:
             w.supervisor.held.add("a")
             asked = asyncio.ensure_future(w.ask(PATHS[dialect], {"model": "a", "stream": True}))
+            await until(lambda: w.supervisor.waiting)
             await asyncio.sleep(0.05)
             w.supervisor.refuse_waiting(StartFailed("a did not start: bad flag", stderr_tail="error: --frob"))
             reply = await asked
@@ -147,6 +162,7 @@ async def test_failure_that_no_retry_can_help_has_none_of_the_words_that_start_o
     async with world(one_event, header_hold_s=0.01, heartbeat_s=0.01) as w:
         w.supervisor.held.add("a")
         asked = asyncio.ensure_future(w.chat(stream=True))
+        await until(lambda: w.supervisor.waiting)
         await asyncio.sleep(0.05)
         error = InsufficientMemory("a can never fit", needed={"GPU-0": 9 << 30}, available={"GPU-0": 5 << 30})
         w.supervisor.refuse_waiting(error)

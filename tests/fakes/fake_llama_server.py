@@ -71,6 +71,7 @@ class State:
 
 STATE = State()
 IN_FLIGHT = {}  # connection: path
+MEMORY = {}  # "claims" on devices, and the pipe to their "driver"
 NOTING = _thread.RLock()  # a signal's handler may interrupt its holder
 ARGS = Args(sys.argv[1:] if __name__ == "__main__" else [])
 START = time.monotonic()
@@ -82,13 +83,13 @@ def quoted(value):
     return _json.encode_basestring_ascii(value.encode("utf-8", "replace").decode())
 
 
-def event(ev, extra=""):
-    """Append one JSON line to FAKE_LOG."""
+def event(ev, extra="", at=0.0):
+    """Append one JSON line to FAKE_LOG; ``at``: when it happened, if that was not now."""
     path = os.environ.get("FAKE_LOG")
     if not path:
         return
     line = '{"t": %.6f, "ev": "%s", "model": %s, "pid": %d%s}\n' % (
-        time.monotonic(), ev, quoted(ARGS.alias), os.getpid(), extra,
+        at or time.monotonic(), ev, quoted(ARGS.alias), os.getpid(), extra,
     )  # fmt: skip
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
@@ -102,19 +103,21 @@ def say(fd, text):
         pass
 
 
-def note_disconnect(connection):
+def note_end(connection):
     """Written once, by the connection's own thread or, where the process ends before that runs, by `leave`."""
     with NOTING:
         path = IN_FLIGHT.pop(connection, None)
         if path is not None:
-            event("disconnect", ', "path": %s' % quoted(path))
+            ev = "done" if connection.answered_at else "disconnect"
+            event(ev, ', "path": %s' % quoted(path), connection.answered_at)
 
 
 def leave(code, why):
     NOTING.acquire()
     for connection in list(IN_FLIGHT):
-        if not connection.answered and connection.hung_up():
-            note_disconnect(connection)
+        if connection.answered_at or connection.hung_up():
+            note_end(connection)
+    give_back()
     event("exit", ', "code": %d, "why": "%s"' % (code, why))
     if ARGS.host.endswith(".sock"):
         try:
@@ -153,16 +156,25 @@ def change_devices(path, gpu, mib):
         os.close(lock)
 
 
-def driver(claims, read_end):
-    """The driver's part: a process of its own that gives the memory back once the server is gone."""
+def driver(read_end, ready_end):
+    """The driver's part: a process of its own that gives the memory back once the server is gone, however it went."""
     os.setsid()
+    os.write(ready_end, b"x")
     os.dup2(read_end, 0)
     os.closerange(1, 256)
-    os.read(0, 1)
-    time.sleep(num("FREE_DELAY_S"))
-    for path, gpu, mib in claims:
-        change_devices(path, gpu, mib)
+    if not os.read(0, 1):
+        time.sleep(num("FREE_DELAY_S"))
+        for claim in MEMORY["claims"]:
+            change_devices(*claim)
     os._exit(0)
+
+
+def give_back():
+    """A server that ends in order has given its memory back by then, unless FREE_DELAY_S says otherwise."""
+    if MEMORY and not num("FREE_DELAY_S"):
+        os.write(MEMORY["driver"], b"x")
+        for claim in MEMORY["claims"]:
+            change_devices(*claim)
 
 
 def take_memory():
@@ -181,9 +193,14 @@ def take_memory():
         claims.append((path, gpu, int(mib)))
     if claims:
         read_end, write_end = os.pipe()
+        told, ready_end = os.pipe()
+        MEMORY.update(claims=claims, driver=write_end)
         if os.fork() == 0:
-            driver(claims, read_end)
-        os.close(read_end)
+            os.close(write_end)
+            driver(read_end, ready_end)
+        os.read(told, 1)  # from here on no signal to the group reaches it
+        for fd in (read_end, told, ready_end):
+            os.close(fd)
         os.set_inheritable(write_end, False)
 
 
@@ -254,7 +271,7 @@ class Gone(Exception):
 
 class Connection:
     def __init__(self, sock):
-        self.sock, self.buffer, self.answered = sock, b"", False
+        self.sock, self.buffer, self.answered_at = sock, b"", 0.0
 
     def send(self, data):
         view = memoryview(data)
@@ -266,7 +283,7 @@ class Connection:
 
     def send_last(self, data):
         """Send the end of an answer: whoever leaves from here on has all of it."""
-        self.answered = True
+        self.answered_at = time.monotonic()
         self.send(data)
 
     def fill(self):
@@ -382,6 +399,7 @@ def echo_websocket(connection, path, headers):
     key = headers.get("sec-websocket-key", "") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
     accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
     event("websocket", ', "path": %s' % quoted(path))
+    connection.answered_at = 0.0
     IN_FLIGHT[connection] = path
     connection.send(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                     b"Sec-WebSocket-Accept: %b\r\n\r\n" % accept.encode())  # fmt: skip
@@ -392,7 +410,7 @@ def echo_websocket(connection, path, headers):
             data, connection.buffer = connection.buffer, b""
             connection.send(data)
     except Gone:
-        note_disconnect(connection)
+        note_end(connection)
         raise
 
 
@@ -424,7 +442,7 @@ TEXTS = ("/v1/completions", "/completions", "/completion", "/infill")
 def work(connection, path, headers, body):
     import json
 
-    connection.answered = False
+    connection.answered_at = 0.0
     IN_FLIGHT[connection] = path
     STATE.served += 1
     event("req", ', "path": %s, "n": %d, "auth": %s' % (quoted(path), STATE.served,
@@ -453,9 +471,10 @@ def work(connection, path, headers, body):
             connection.answer(200, {"tokens": [1, 2, 3]})
         else:
             connection.answer(200, {"echo": ask, "path": path})
-        event("done", ', "path": %s' % quoted(path))
+        note_end(connection)
     except Gone:
-        note_disconnect(connection)
+        connection.answered_at = 0.0
+        note_end(connection)
         raise
     finally:
         IN_FLIGHT.pop(connection, None)
@@ -593,11 +612,11 @@ def load():
         say(2, f"srv    load_model: loading model '{ARGS.model}'\n")
     write_log_bytes(int(num("LOG_BYTES")))
     stages = '"stages":["text_model"],"current":"text_model","value":'
-    until = time.monotonic() + num("LOAD_S")
-    while (left := until - time.monotonic()) > 0:
+    steps = int(num("LOAD_S") * 10 + 0.999)
+    for step in range(steps):
         if not mute:
-            tell_router(LOADING, stages + "%.3f" % (1 - left / num("LOAD_S")))
-        time.sleep(min(left, 0.1))
+            tell_router(LOADING, stages + "%.3f" % (step / steps))
+        time.sleep(num("LOAD_S") / steps)
     if os.environ.get("LOAD_EXIT"):
         leave(int(num("LOAD_EXIT")), "LOAD_EXIT")
     tell_router(LOADING, stages + "1.0")
@@ -625,8 +644,8 @@ def main():
     sock = listen()
     _thread.start_new_thread(accept_loop, (sock,))
     load()
-    STATE.phase = READY
     event("ready")
+    STATE.phase = READY
     say(2, f"srv  llama_server: model loaded\nsrv  llama_server: listening on {ARGS.host}\n")
     tell_router(READY, '"id":%s,"meta":{"n_ctx":%d}' % (quoted(ARGS.alias), int(num("N_CTX", ARGS.ctx))))
     if speaks_router():

@@ -113,7 +113,7 @@ async def test_a_model_starts_answers_and_stops(make: Bench, tmp_path: Path) -> 
     assert instance.n_ctx == 32768 and instance.degraded == ""
     begun = time.monotonic()
     assert await instance.stop("test")
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < 1
     assert not Path(path).exists()
     assert (await instance.exited()).status == "exit code 0"
     assert [row["ev"] for row in events(tmp_path / "log")] == ["start", "ready", "term", "exit"]
@@ -222,7 +222,7 @@ async def test_stranger_on_the_port_is_not_taken_for_the_child(make: Bench, fake
     )  # fmt: skip
     monkeypatch.setattr("swapd.llama.launcher._free_port", lambda: port)
     try:
-        await asyncio.sleep(0.2)
+        await until(lambda: procfs.listens(stranger.pid, port))
         launcher = make(cmd=(fake, "--port", "${PORT}"))
         instance = await launcher.start("a", 1)
         report = await asyncio.wait_for(instance.ready(quiet), 5)
@@ -282,7 +282,7 @@ async def test_stop_while_loading_is_at_once(make: Bench, router: str) -> None:
         begun = time.monotonic()
         assert await instance.stop("unloaded")
         report = await waiting
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < 1
     assert report is not None and report.cause == "stopped"
 
 
@@ -294,7 +294,7 @@ async def test_load_without_a_sign_of_life_times_out(make: Bench) -> None:
 
 
 async def test_load_that_shows_progress_may_take_longer_than_the_timeout(make: Bench) -> None:
-    launcher = make(knobs={"LOAD_S": 1.0, "SPEAK_ROUTER": 1}, load_timeout_s=0.4)
+    launcher = make(knobs={"LOAD_S": 2.5, "SPEAK_ROUTER": 1}, load_timeout_s=1.5)
     await (await started(launcher)).stop("test")
 
 
@@ -314,7 +314,14 @@ async def test_process_that_survives_kill_is_given_up_in_bounded_time(make: Benc
         begun = time.monotonic()
         assert not await instance.stop("test")
         assert time.monotonic() - begun < 1
-    assert await instance.kill()
+    await instance.kill()
+    assert (await instance.exited()).status == "signal SIGKILL"
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not happened():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
 
 
 async def test_kill_takes_grandchildren_along(make: Bench, fake: str) -> None:
@@ -324,8 +331,7 @@ async def test_kill_takes_grandchildren_along(make: Bench, fake: str) -> None:
     members = procfs.session_members(instance.pid)
     assert len(members) == 2
     assert await instance.kill()
-    await asyncio.sleep(0.05)
-    assert procfs.session_members(instance.pid) == []
+    await until(lambda: not procfs.session_members(instance.pid))  # its end is ordered; it may wait for a CPU
 
 
 async def test_death_of_a_ready_child_is_reported_with_its_cause(make: Bench) -> None:

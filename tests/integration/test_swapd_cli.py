@@ -96,6 +96,7 @@ def test_logs_show_the_childs_output(swapd: Swapd) -> None:
 
 
 def test_followed_logs_go_on_until_interrupted(swapd: Swapd) -> None:
+    assert swapd.load("a").status == 200
     command = [sys.executable, "-m", "swapd", "logs", "-f", "a", "--url", swapd.url]
     environment = swapd.environment()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
@@ -300,7 +301,8 @@ def test_lists_of_the_environment_that_are_none_are_bad_configuration(tmp_path: 
         assert result.returncode == 2 and result.stdout == ""
         assert result.stderr.startswith("swapd: SWAPD_SERVER__API_KEYS: should be a JSON list")
         assert "top-secret" not in result.stderr and len(result.stderr.splitlines()) == 1
-    assert swapd.cli("check", "--no-files", SWAPD_SERVER__API_KEYS="").returncode == 0
+    empty = swapd.cli("check", "--no-files", SWAPD_SERVER__API_KEYS="")
+    assert empty.returncode == 2 and "SWAPD_SERVER__API_KEYS is empty" in empty.stderr
 
 
 def test_a_simulated_machine_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
@@ -338,8 +340,8 @@ def test_interrupted_load_is_130_and_the_load_goes_on(tmp_path: Path) -> None:
 
 
 def test_status_shows_progress_of_a_load(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"knobs": {"LOAD_S": 3, "SPEAK_ROUTER": 1}}}) as swapd:
+    with Swapd(tmp_path, {"a": {"knobs": {"LOAD_S": 30, "SPEAK_ROUTER": 1}}}) as swapd:
         loading = in_background(swapd.load, "a")
-        wait_for(lambda: (swapd.model("a")["progress"] or 0) > 0.1)
+        wait_for(lambda: (swapd.model("a")["progress"] or 0) > 0.01)
         assert re.search(r"starting \d+%", swapd.cli("status").stdout)
-        assert loading.result(10).status == 200
+        assert swapd.unload("a").status == 200 and loading.result(10).status == 503

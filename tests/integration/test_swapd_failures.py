@@ -27,7 +27,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swapd]:
         "loading": {"knobs": {"LOAD_S": 60}},
         "streams": {"knobs": {"TOKENS": 20, "TOK_S": 25}},
         "forced": {"concurrency": 1, "binary": "changing"},
-        "slow": {"knobs": {"LOAD_S": 0.8}},
+        "slow": {"knobs": {"LOAD_S": 3}},
         "prefill": {"knobs": {"PREFILL_S": 60}},
         "stream": {"knobs": {"TOKENS": 2000, "TOK_S": 20}},
         "never": {}, "unloaded": {}, "crashed": {"knobs": {"DIE_AFTER_TOK": 1}}, "broken": {"knobs": {"LOAD_EXIT": 7}},
@@ -143,7 +143,7 @@ def test_load_without_a_sign_of_life_is_504(shared: Swapd) -> None:
 
 def test_server_that_logs_swapds_own_probes_and_is_never_ready_is_504_and_says_what_it_answers(tmp_path: Path) -> None:
     cmd = [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "${PORT}"]
-    with Swapd(tmp_path, {"web": {"gguf": "", "cmd": cmd, "load_timeout": "1s"}}) as swapd:
+    with Swapd(tmp_path, {"web": {"gguf": "", "cmd": cmd, "load_timeout": "2s"}}) as swapd:
         reply = swapd.chat("web")
         assert reply.status == 504 and "/health answers 404" in reply.error["message"]
 
@@ -184,7 +184,7 @@ def test_server_that_is_ready_after_load_timeout_while_stop_cmd_runs_is_stopped_
         "    def do_GET(self):\n"
         "        super().do_GET()\n"
         "        pathlib.Path(sys.argv[2], 'answered').touch()\n"
-        "time.sleep(1.5)\n"
+        "time.sleep(3)\n"
         "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
     )
     cmd = [sys.executable, "-c", serve, "${PORT}", str(tmp_path)]
@@ -220,9 +220,9 @@ def test_state_directory_that_cannot_be_written_costs_no_service(tmp_path: Path)
 
 
 def test_long_load_is_a_wait_and_no_error(tmp_path: Path) -> None:
-    knobs = {"LOAD_S": 2, "SPEAK_ROUTER": 1}
+    knobs = {"LOAD_S": 4, "SPEAK_ROUTER": 1}
     server = {"header_hold": "200ms", "heartbeat": "200ms"}
-    with Swapd(tmp_path, {"a": {"load_timeout": "800ms", "knobs": knobs}}, server=server) as swapd:
+    with Swapd(tmp_path, {"a": {"load_timeout": "2500ms", "knobs": knobs}}, server=server) as swapd:
         plain = swapd.chat_later("a")
         text, whole = swapd.stream("a").rest()
         assert whole and text.count(": ping") >= 4 and text.endswith("data: [DONE]\n\n")

@@ -29,7 +29,7 @@ def test_first_signal_lets_the_running_stream_end_and_leaves_nothing(tmp_path: P
 
 
 def test_new_requests_are_refused_while_it_shuts_down(tmp_path: Path) -> None:
-    with Swapd(tmp_path, {"a": {"knobs": {"TOKENS": 30, "TOK_S": 25}}}) as swapd:
+    with Swapd(tmp_path, {"a": {"knobs": {"TOKENS": 75, "TOK_S": 25}}}) as swapd:
         waiting = swapd.connect()
         waiting.request("GET", "/health")
         waiting.getresponse().read()

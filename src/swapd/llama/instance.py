@@ -176,12 +176,13 @@ class LlamaInstance:
         spec = self._start.spec
         while not self._settled.done():
             answer = await health.get(self.upstream, spec.health, spec.api_key, HEALTH_TIMEOUT_S)
-            self._refusal = self._why_not_ready(answer.status) if answer is not None else ""
-            if answer is not None and answer.status == 200 and not self._refusal:
-                self._settle(ready=True)
-                return
-            if answer is not None and answer.status not in (200, 503):
-                self._refused_with = str(answer.status)
+            if answer is not None:
+                self._refusal = self._why_not_ready(answer.status)
+                if answer.status == 200 and not self._refusal:
+                    self._settle(ready=True)
+                    return
+                if answer.status not in (200, 503):
+                    self._refused_with = str(answer.status)
             await asyncio.sleep(HEALTH_POLL_S)
 
     def _why_not_ready(self, status: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.gguf.allocator import Allocator, Arena
@@ -43,6 +43,7 @@ def test_outputs_are_never_freed() -> None:
     assert sizes(make("mul_mat", (64,), make("mul_mat", (64,), x))) == [768, 0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.randoms(use_true_random=False))
 def test_blocks_never_overlap_and_all_comes_back(lengths: list[int], random: object) -> None:
     arena = Arena(128)

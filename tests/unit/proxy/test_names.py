@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapd.errors import BadRequest
@@ -60,6 +60,7 @@ VALUES = st.recursive(
 DAMAGES = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=2), st.integers(0, 2)), max_size=2)
 
 
+@settings(deadline=None)
 @given(VALUES, st.booleans(), DAMAGES)
 def test_body_is_read_as_python_reads_it_whole_or_damaged(
     value: object, ascii_only: bool, damages: list[tuple[int, bytes, int]]

@@ -7,7 +7,7 @@ import itertools
 from typing import Any, cast
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swapd.proxy.asgi import Headers
@@ -148,6 +148,7 @@ BODIES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(bodies=st.lists(BODIES, max_size=8), cuts=st.lists(st.integers(0, 600), max_size=8), whole=st.booleans())
 @example(bodies=[EVENT, framed(EVENT), EVENT], cuts=[], whole=True)
 def test_body_is_what_was_sent_however_it_is_cut(bodies: list[bytes], cuts: list[int], whole: bool) -> None:
