@@ -8,7 +8,7 @@ import json
 import pytest
 
 from swapd.errors import BackingOff, InsufficientMemory, StartFailed
-from tests.component.fake_supervisor import Call, on_uvloop, until, world
+from tests.component.fake_supervisor import Call, World, on_uvloop, until, world
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 KEEP_ALIVES = {
@@ -48,6 +48,19 @@ def test_waiting_stream_gets_keep_alives_of_its_protocol_until_the_first_byte(di
     scenario()
 
 
+async def _rest_after_three_keep_alives(w: World, read: asyncio.Event) -> bytes:
+    """What a stream gets once three keep-alives were ``read``."""
+    client = await w.client()
+    await client.send(PATHS["chat"], {"model": "a", "stream": True})
+    await client.head()
+    for _ in range(3):
+        assert await client.chunk() == KEEP_ALIVES["chat"]
+    read.set()
+    rest = await _rest(client)
+    client.close()
+    return rest
+
+
 @on_uvloop
 async def test_prefill_that_is_silent_gets_keep_alives_too() -> None:
     read = asyncio.Event()
@@ -57,15 +70,8 @@ async def test_prefill_that_is_silent_gets_keep_alives_too() -> None:
         await one_event(call)
 
     async with world(prefills, header_hold_s=0.03, heartbeat_s=0.02) as w:
-        client = await w.client()
-        await client.send(PATHS["chat"], {"model": "a", "stream": True})
-        await client.head()
-        for _ in range(3):
-            assert await client.chunk() == KEEP_ALIVES["chat"]
-        read.set()
-        rest = await _rest(client)
+        rest = await _rest_after_three_keep_alives(w, read)
         assert rest.replace(KEEP_ALIVES["chat"], b"") == b"data: first\n\n" and rest.endswith(b"data: first\n\n")
-        client.close()
 
 
 @on_uvloop
@@ -81,15 +87,8 @@ async def test_engine_that_sends_its_head_early_does_not_stop_the_keep_alives() 
         await call.end_stream()
 
     async with world(head_first, header_hold_s=0.02, heartbeat_s=0.02) as w:
-        client = await w.client()
-        await client.send(PATHS["chat"], {"model": "a", "stream": True})
-        await client.head()
-        for _ in range(3):
-            assert await client.chunk() == KEEP_ALIVES["chat"]
-        read.set()
-        _, _, after = (await _rest(client)).partition(b"data: first\n\n")
+        _, _, after = (await _rest_after_three_keep_alives(w, read)).partition(b"data: first\n\n")
         assert after == b"data: second\n\n"
-        client.close()
 
 
 @on_uvloop

@@ -61,10 +61,9 @@ class Problems:
         line = 0 if variable else line_of(self.lines, path)
         where = f"{self.file}:{line}" if line else self.file
         key = ".".join(_quoted(p) for p in path)
-        text = f"{variable}: {message}" if variable else f"{where}: {key}: {message}" if key else f"{where}: {message}"
-        self.found.append(
-            ConfigError(text + (f" ({hint})" if hint else ""), file=self.file, line=line, key=key, hint=hint)
-        )
+        place = variable or ": ".join(filter(None, (where, key)))
+        text = f"{place}: {message}" + (f" ({hint})" if hint else "")
+        self.found.append(ConfigError(text, file=self.file, line=line, key=key, hint=hint))
 
     def raise_if_any(self) -> None:
         """End with all of them at once.
@@ -189,7 +188,8 @@ def _refuse_empty_keys(tree: Tree, problems: Problems) -> None:
 def _from_environment(server: Any, problems: Problems) -> Tree:
     """What ``SWAPD_SERVER__LISTEN`` and so on set; a mistake in one names the variable, not the file.
 
-    An empty one (as compose passes what is not set) counts as not set, unless the file's ``server`` has no keys either.
+    An empty one (as compose passes what is not set) counts as not set; one of keys is a mistake if ``server``, the
+    file's table, has none of that name: it would open the server.
     """
     found: Tree = {}
     for key, text in server_texts().items():
